@@ -1,7 +1,7 @@
 """One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
-torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; whole runs, less the
-            trials, or part of an epoch where that would take minutes
+torch       PyTorch + h5py at its best (solar/baseline/h5py_loader.py) with the same memory for caches; whole runs,
+            less the trials, or part of an epoch where that would take minutes
 windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
 page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
 ram_copy    all copied to memory first, where it fits
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bench import groups, machine
 from bench.scene import FIELD, Check
-from solar.orders.epoch_order import by_weights
+from solar.samplers.orders import by_weights
 
 Job = dict[str, Any]
 Measures = dict[str, Any]
@@ -104,18 +104,18 @@ def given(job: Job, batches: Iterator[Any], orders: list[NDArray[np.int64]]) -> 
 
 
 def plain_of(job: Job) -> Any:
-    from solar.io.plain import Plain
+    from solar.baseline.h5py_samples import H5pySamples
 
     if job["bounded"]:
         import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
-    return Plain([job["path"]], [FIELD])
+    return H5pySamples([job["path"]], [FIELD])
 
 
 def torch_part(job: Job) -> Measures:
     """The best of its settings by trials; then a part of an epoch: its epochs are all alike."""
     from torch.utils.data import DataLoader
 
-    from solar.torch.plain import best_of, dataset_of
+    from solar.baseline.h5py_loader import best_of, dataset_of
 
     plain = plain_of(job)
     started = time.perf_counter() - job["begin"]  # what comes before the first batch, but for the trials
@@ -256,7 +256,7 @@ def known_part(job: Job) -> Measures:
 
 
 def unpacked_part(job: Job) -> Measures:
-    from solar.io.read import trial
+    from solar.io.reading import trial
 
     trial.WORTH = float("inf")
     return known_part(job) | {"label": "solar, PlanSampler, samples held as they are"}

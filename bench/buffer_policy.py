@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from bench.scene import FIELD, NBYTES, SHAPE
 from solar import _native, inspect
-from solar.io.read.engine import Engine, source_of
-from solar.planner.course import Plan, plan_rows
-from solar.planner.sweep import KeepPolicy
-from solar.planner.units import of_layout
+from solar.io.reading.engine import Engine, source_of
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.sweep import RetentionPolicy
+from solar.planning.units import of_layout
 from solar.values import Layout, Script, Storage
 
 STAGED = 2  # batches put together that wait to be taken
@@ -33,9 +33,9 @@ class Carried:
     counts: Any  # of the run so far
 
 
-def pinned_way(memory: int) -> KeepPolicy:
+def pinned_way(memory: int) -> RetentionPolicy:
     """As many samples as there is room for beside the batches, the first ones, for ever; the others read each time."""
-    return KeepPolicy(pinned=(memory - batches_nbytes()) // NBYTES, direct=True)
+    return RetentionPolicy(pinned=(memory - batches_nbytes()) // NBYTES, direct=True)
 
 
 def batches_nbytes(batch: int = 64) -> int:
@@ -44,7 +44,7 @@ def batches_nbytes(batch: int = 64) -> int:
 
 
 def carried_out(
-    path: Path, orders: list[NDArray[np.int64]], memory: int, storage: Storage, way: KeepPolicy | None
+    path: Path, orders: list[NDArray[np.int64]], memory: int, storage: Storage, way: RetentionPolicy | None
 ) -> Carried:
     """Each of the orders [batch, place] is an epoch. Without a way: the cheapest that the planner finds."""
 
@@ -96,7 +96,7 @@ def _batches(
 
 
 def edge_reuse(path: Path, orders: list[NDArray[np.int64]], memory: int, storage: Storage) -> Carried:
-    """The policy of SOLAR (Sun et al., PVLDB 16(1), 2022) for one rank: see solar.planner.policies.solar_paper.
+    """The policy of SOLAR (Sun et al., PVLDB 16(1), 2022) for one rank: see solar.planning.policies.solar_paper.
 
     The C samples used last in an epoch stay, and serve the whole steps within the first C uses of the next one; what
     is missing is read step by step in the order of the file, joined over gaps that cost less than a request. Those that

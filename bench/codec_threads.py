@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import solar
 from solar import DataLoader, H5Dataset, _native
-from solar.io.read.encoded import tables_of
+from solar.io.reading.encoded import coding_tables
 
 Part = subprocess.Popen[str]
 
@@ -99,7 +99,7 @@ def decoder(path: str, processor: int, batch: int) -> Callable[[], None]:
         stored = file["x"]
         chunks = [stored.id.read_direct_chunk((i, 0, 0, 0))[1] for i in range(batch)]
         shape, dtype = stored.shape[1:], stored.dtype
-    tables = tables_of(solar.inspect(path, "x").forms[0].filters[0].values)
+    tables = coding_tables(solar.inspect(path, "x").forms[0].filters[0].values)
     batches = [np.empty((batch, *shape), dtype) for _ in range(4)]  # as many as a loader has on their way
 
     def decode() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solar.cli import main as solar
-from solar.io.machine.profile import DISK, ELSEWHERE, FLASH, NETWORK
+from solar.io.system.profile import DISK, ELSEWHERE, FLASH, NETWORK
 
 FILE = Path(__file__).parent.parent / "docs" / "cost-table.js"
 BEGIN = "const COSTS = "

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset
 
 from solar import DataLoader, H5Dataset
-from solar.io.plain import Plain
-from solar.torch.plain import Items, best_of, dataset_of
+from solar.baseline.h5py_loader import Items, best_of, dataset_of
+from solar.baseline.h5py_samples import H5pySamples
 
 SIZE = 64  # pixels along each side of a pattern
 BATCH = 64
@@ -92,7 +92,7 @@ class Surrogate(nn.Module):
         return torch.cat([self.amplitude(code), self.phase(code)], dim=1)
 
 
-def same_batches(ours: H5Dataset, plain: Plain) -> int:
+def same_batches(ours: H5Dataset, plain: H5pySamples) -> int:
     """Walks one shuffled epoch of both with the same seed; returns the batches compared, stops at a difference."""
     mine = DataLoader(ours, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
     theirs = TorchLoader(Items(plain), BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
@@ -121,7 +121,7 @@ def rates(loader: TorchLoader, seconds: float = 0.0) -> tuple[float, float]:
     return samples / took, samples * (EPOCHS - 1) / EPOCHS / (took - first)
 
 
-def best_of_torch(plain: Plain, memory: int) -> tuple[TorchLoader, dict[str, Any]]:
+def best_of_torch(plain: H5pySamples, memory: int) -> tuple[TorchLoader, dict[str, Any]]:
     """PyTorch's loader over h5py with what trials find to be the best for this file."""
 
     def made(setting: dict[str, Any]) -> TorchLoader:
@@ -163,7 +163,7 @@ def compare(path: Path) -> None:
     print(f"  {'storage':34}{'PyTorch + h5py':>22}{'solar':>22}{'ratio':>14}   batches")
     for dataset, storage in (("counts", "contiguous"), ("counts_gzip", 'chunked by h5py, compression="gzip"')):
         plain, ours = (
-            Plain([str(path)], [f"/{dataset}", "/truth"]),
+            H5pySamples([str(path)], [f"/{dataset}", "/truth"]),
             H5Dataset(path, {"x": f"/{dataset}", "y": "/truth"}),
         )
         compared = same_batches(ours, plain)

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from bench import machine, tables
 from bench.codec_fields import gaussian_field
 from solar import _native
-from solar.gpu.kernels import Decoder
-from solar.io.compress.codec import Codec
+from solar.device.kernels import Decoder
+from solar.io.codec.codec import Codec
 
 SHAPES = {"frames": (1024, 128, 128), "fields": (16, 100, 100, 100)}
 DISTINCT = 8  # samples that are made and encoded; the batch repeats them

@@ -10,8 +10,8 @@ from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType, Form
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 from torch.utils.data import DataLoader, DistributedSampler
 
-from solar.io.plain import Plain
-from solar.torch.plain import dataset_of
+from solar.baseline.h5py_loader import dataset_of
+from solar.baseline.h5py_samples import H5pySamples
 
 OPEN = 128  # descriptors, of which Plain takes a half: libhdf5 has half a megabyte for each open file
 
@@ -28,7 +28,7 @@ class PlainLoader(BaseDataLoader):
     def read(self) -> None:
         args = self._args
         resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        plain = Plain([str(file) for file in args.file_list_train], ["records"], whole=True)
+        plain = H5pySamples([str(file) for file in args.file_list_train], ["records"], whole=True)
         setting = {"kind": "straight", "workers": args.read_threads, "cache": "default"}
         data, more = dataset_of(plain, setting, self.batch_size, 0)
         order: Any = DistributedSampler(data, args.comm_size, args.my_rank, seed=args.seed, drop_last=True)

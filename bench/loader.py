@@ -50,8 +50,8 @@ def dataset(path: Path) -> Any:
 def bare(path: Path, orders: Iterator[np.ndarray]) -> Callable[[], Iterable[Any]]:
     """Epochs of the same native reads as the loader's, without it: rows known beforehand, memory of the pool."""
     from solar import _native
-    from solar.io.read.engine import Engine
-    from solar.io.read.reader import Rows
+    from solar.io.reading.engine import Engine
+    from solar.io.reading.reader import Rows
 
     rows = Rows(dataset(path).layouts, True)
     reader, source = Engine.get(), rows._source

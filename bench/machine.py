@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from bench import pread
-from solar.io.machine.resident import resident_nbytes
+from solar.io.system.memory import resident_nbytes
 
 SHOWN = (
     "solar", "torch", "numpy", "h5py", "hdf5plugin", "ffcv", "tensorstore", "litdata", "webdataset",

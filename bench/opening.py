@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 import solar
-from solar.io.machine.resident import read_once, resident_nbytes
+from solar.io.system.memory import read_once, resident_nbytes
 
 PIECE = 250_000  # groups that are written at a time
 METADATA_CACHE = 128 << 20  # bytes, the most that libhdf5 takes: with its own 2 MiB it writes all names for each group

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.planner.course import Plan, plan_rows
-from solar.planner.order import ShuffledUses, distributed, steps
-from solar.planner.units import uniform
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.torch_shuffles import ShuffledUses, distributed, steps
+from solar.planning.units import uniform
 from solar.values import Storage
 
 DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks

@@ -19,10 +19,10 @@ import numpy as np
 from bench import records, tables
 from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
 from solar.cli.compare import POLICY_NAMES
-from solar.planner import policies
-from solar.planner.job import predicted
-from solar.planner.order import ShuffledUses, distributed
-from solar.planner.units import Units, uniform
+from solar.planning import policies
+from solar.planning.job import predicted
+from solar.planning.torch_shuffles import ShuffledUses, distributed
+from solar.planning.units import Units, uniform
 from solar.values import World
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,7 @@ def _seconds(of: ShuffledUses, units: Units, batch: int, memory: int) -> dict[st
     known = (of, units, ALONE)
     return {
         "torch": policies.torch(*known, batch=batch, storage=DISK).seconds,
-        "pinned": policies.pinned(*known, batch=batch, storage=DISK, memory=memory).seconds,
+        "pinned": policies.pinned_policy(*known, batch=batch, storage=DISK, memory=memory).seconds,
         "solar_paper": policies.solar_paper(*known, batch=batch, storage=DISK, memory=memory).seconds,
         "solar": predicted(of, units, DISK, batch=batch, memory=memory, epochs=EPOCHS).seconds,
     }

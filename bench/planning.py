@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 
 from bench import machine, parts, records, tables
-from solar.io.machine.resident import resident_nbytes
+from solar.io.system.memory import resident_nbytes
 
 BATCH, VALUES = 64, 16
 LIMIT = 300  # seconds for a buffer
@@ -46,7 +46,7 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from solar import DataLoader, H5Dataset, PlanSampler
-    from solar.planner import planned_passes
+    from solar.planning import planned_passes
 
     torch.set_num_threads(1)
     data, buffer = H5Dataset(job["path"], "x"), job["buffer"]

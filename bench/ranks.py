@@ -59,7 +59,7 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from solar import DataLoader, H5Dataset, PlanSampler
-    from solar.io.ranks import detect
+    from solar.io.channels import detect
     from solar.values import Storage
 
     torch.set_num_threads(1)

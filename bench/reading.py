@@ -18,7 +18,7 @@ import numpy as np
 
 import solar
 from bench.opening import make_files, seconds
-from solar.io.machine.identity import check_unchanged
+from solar.io.system.identity import check_unchanged
 
 SAMPLES = 4000
 KINDS: dict[str, dict[str, Any]] = {

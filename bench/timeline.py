@@ -16,9 +16,9 @@ from typing import Any
 
 from bench import machine, records, tables
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io import sample_file as specimen
-from solar.io.plain import Plain
-from solar.torch.plain import plain_loader, simple
+from solar.baseline.h5py_loader import plain_loader, simple
+from solar.baseline.h5py_samples import H5pySamples
+from solar.io import example_files as specimen
 
 BATCH = 64
 DATASET = specimen.STORED["one sample a chunk, gzip"]
@@ -54,7 +54,7 @@ def measure(folder: Path, samples: int, compute: float) -> Record:
     path = folder / "timeline.h5"
     specimen.write(path, samples)
     loaders = []
-    plain = plain_loader(Plain([str(path)], [DATASET]), BATCH, 0, simple(0, "straight"), 0)
+    plain = plain_loader(H5pySamples([str(path)], [DATASET]), BATCH, 0, simple(0, "straight"), 0)
     data = H5Dataset(str(path), {DATASET: DATASET})
     ours = DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=0, drop_last=True), drop_last=True, buffer=0)
     for label, loader in (("PyTorch + h5py, no workers", plain), ("solar", ours)):

@@ -28,7 +28,7 @@ from typing import Any
 from bench import machine, records, training_part
 from bench.tables import Record, newest, parted, table
 from bench.training_part import KEPT, SENT, WARM
-from solar.training.chosen import EARLY, EVERY, FEWEST
+from solar.training.bounds import EARLY, EVERY, FEWEST
 
 PARTS = ("steps", "link", "losses")
 SIZES = {  # networks, and edges of universes: steps that are timed, in each of two turns

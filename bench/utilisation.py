@@ -186,10 +186,10 @@ def reached(job: Job, epoch: Epoch, numbers: Sequence[int], seconds: float = mat
 
 def torch_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
     """PyTorch over h5py at its best."""
-    from solar.io.plain import Plain
-    from solar.torch.plain import best_of, plain_loader
+    from solar.baseline.h5py_loader import best_of, plain_loader
+    from solar.baseline.h5py_samples import H5pySamples
 
-    plain, memory = Plain([job["path"]], ["x"]), job["buffer"] or job["nbytes"]
+    plain, memory = H5pySamples([job["path"]], ["x"]), job["buffer"] or job["nbytes"]
 
     def epoch_of(setting: dict[str, Any]) -> Epoch:
         loader = plain_loader(plain, job["batch"], SEED_OF, setting, memory)

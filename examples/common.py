@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, DistributedSampler, Subset
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io.ranks import detect
+from solar.io.channels import detect
 from solar.values import World
 
 HELD_OUT = 8  # one sample of so many, the last of the file, is never trained on

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
 
 if TYPE_CHECKING:
-    from solar.io.compress.store import compress as compress
-    from solar.io.compress.verify import verify as verify
-    from solar.io.crops import Crops as Crops
-    from solar.io.field import Field as Field
-    from solar.io.layout.hdf5 import inspect as inspect
-    from solar.io.ragged import CSR as CSR
-    from solar.io.ragged import Ragged as Ragged
-    from solar.io.read.reader import read as read
-    from solar.io.windows import Windows as Windows
-    from solar.torch import DataLoader as DataLoader
-    from solar.torch import H5Dataset as H5Dataset
-    from solar.torch.mixture import Mixture as Mixture
-    from solar.torch.samplers import PlanBatchSampler as PlanBatchSampler
-    from solar.torch.samplers import PlanSampler as PlanSampler
+    from solar.io.codec.store import compress as compress
+    from solar.io.codec.verify import verify as verify
+    from solar.io.hdf5.layouts import inspect as inspect
+    from solar.io.reading.reader import read as read
+    from solar.loader.loader import DataLoader as DataLoader
+    from solar.samplers.mixture import Mixture as Mixture
+    from solar.samplers.samplers import PlanBatchSampler as PlanBatchSampler
+    from solar.samplers.samplers import PlanSampler as PlanSampler
+    from solar.samples.crops import Crops as Crops
+    from solar.samples.dataset import H5Dataset as H5Dataset
+    from solar.samples.field import Field as Field
+    from solar.samples.ragged import CSR as CSR
+    from solar.samples.ragged import Ragged as Ragged
+    from solar.samples.windows import Windows as Windows
     from solar.values import Layout as Layout
     from solar.values import World as World
 
@@ -31,22 +31,22 @@ __version__ = "0.1.0"
 
 # Names that cost an import (torch: a second) are fetched when first asked for, so that `solar --help` stays quick.
 _LAZY = {
-    "CSR": "solar.io.ragged",
-    "Crops": "solar.io.crops",
-    "DataLoader": "solar.torch",
-    "Field": "solar.io.field",
-    "H5Dataset": "solar.torch",
+    "CSR": "solar.samples.ragged",
+    "Crops": "solar.samples.crops",
+    "DataLoader": "solar.loader.loader",
+    "Field": "solar.samples.field",
+    "H5Dataset": "solar.samples.dataset",
     "Layout": "solar.values",
-    "Mixture": "solar.torch.mixture",
-    "PlanBatchSampler": "solar.torch.samplers",
-    "PlanSampler": "solar.torch.samplers",
-    "Ragged": "solar.io.ragged",
-    "Windows": "solar.io.windows",
+    "Mixture": "solar.samplers.mixture",
+    "PlanBatchSampler": "solar.samplers.samplers",
+    "PlanSampler": "solar.samplers.samplers",
+    "Ragged": "solar.samples.ragged",
+    "Windows": "solar.samples.windows",
     "World": "solar.values",
-    "compress": "solar.io.compress.store",
-    "inspect": "solar.io.layout.hdf5",
-    "read": "solar.io.read.reader",
-    "verify": "solar.io.compress.verify",
+    "compress": "solar.io.codec.store",
+    "inspect": "solar.io.hdf5.layouts",
+    "read": "solar.io.reading.reader",
+    "verify": "solar.io.codec.verify",
 }
 
 __all__ = [
@@ -92,6 +92,8 @@ def _stand_aside(path: list[str]) -> list[str]:
 
 
 __path__ = _stand_aside(__path__)
+
+import solar.old_names  # noqa: E402, F401
 
 
 def __getattr__(name: str) -> Any:

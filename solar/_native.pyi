@@ -282,7 +282,7 @@ def study_order(samples: int, study: int, seed: int, epoch: int, length: int) ->
 def mixed(shares: I64, length: int, seed: int) -> I32:
     """Which source comes at each position, so that each always has had its share, within one."""
 
-PlanCounts = tuple[int, int, int, int, int, int, int]  # in the order of solar.planner.sweep.Counts
+PlanCounts = tuple[int, int, int, int, int, int, int]  # in the order of solar.planning.sweep.Counts
 
 class Units:
     def __init__(
@@ -395,7 +395,7 @@ class Node:
         """This one looks at the memory no more: those who wait for it get an error."""
 
 class Extents:
-    """Which rows samples are made of: solar/extents.py has the words (native/include/solar/extents.hpp)."""
+    """Which rows samples are made of: solar/samples/row_windows.py has the words (native/include/solar/extents.hpp)."""
 
     def __init__(self, first: I64, anchor: I64, low: I64, high: I64, every: int, steps: I64, sizes: I64) -> None: ...
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import sys
 
-from solar.io.compress.codec import FILTER
-from solar.io.compress.filters import FOLDER, NAMED, Bounded, filter_values, named, register
+from solar.io.codec.codec import FILTER
+from solar.io.codec.filters import FOLDER, NAMED, Bounded, filter_values, named, register
 
 __all__ = ["FILTER", "FOLDER", "NAMED", "Bounded", "filter_values", "named", "register"]
 

@@ -16,8 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import LayoutError, PlanError
-from solar.extents import Extents, Listing
-from solar.group_names import GroupNames
+from solar.samples.row_windows import Listing, RowWindows
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNames:
+    """The names of many groups, one after another, without an object for each."""
+
+    text: bytes
+    begins: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def __getitem__(self, number: int) -> str:
+        begin, end = self.begins[number : number + 2].tolist()
+        return self.text[begin:end].decode(errors="surrogateescape")
+
 
 BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
 UNVERSIONED = "unversioned+"  # before http:// or https://
@@ -308,7 +323,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class RowPacking:
-    """How a buffer may hold rows encoded without loss, as a trial on some of them says (io/read/trial.py)."""
+    """How a buffer may hold rows encoded without loss, as a trial on some of them says (io/reading/trial.py)."""
 
     number: str  # the type of their numbers: "u2", say
     predictor: str
@@ -362,11 +377,11 @@ class RunPart:
     direct: bool  # nothing but what is pinned is kept
     ahead: int  # steps between the issue of a read and its use
     gap: int  # a smaller hole between two reads is read, too
-    extents: Extents | None = None  # None: a sample is a row
+    extents: RowWindows | None = None  # None: a sample is a row
     pack: tuple[str, str] | None = None  # type of its numbers and predictor, where a page is a row encoded
 
 
-class ToldBoxes(NamedTuple):
+class BoxScript(NamedTuple):
     """The samples of such a stretch, where these are boxes: a Script is of the blocks that they touch.
 
     Ranks that read together have their own samples, and one Script.
@@ -378,17 +393,17 @@ class ToldBoxes(NamedTuple):
     own: NDArray[np.int32] | None = None  # of each use of a block: below 0 where only other ranks touch it
 
 
-class Told(NamedTuple):
+class PartScript(NamedTuple):
     """What an epoch, or another stretch of batches, is for one part."""
 
     script: Script
     positions: NDArray[np.int32] | None  # of each use, or sample of several, in its batch; None: they are in order
-    boxes: ToldBoxes | None = None
+    boxes: BoxScript | None = None
     # Nothing of what was planned before holds: the start stays or is read, all else goes. Then: direct, ahead, gap.
     afresh: tuple[bool, int, int] | None = None
 
 
-class Parcels(NamedTuple):
+class Transfers(NamedTuple):
     """What travels between ranks in a stretch of batches, whose steps are counted from 0.
 
     Fields that have samples of their own travel each in a letter of its own: those of a step are counted one by one.

@@ -29,7 +29,7 @@ class PySolar(PythonPackage):
 
     conflicts("platform=darwin", msg="solar reads by Linux's system calls")
 
-    import_modules = ["solar", "solar.torch"]
+    import_modules = ["solar", "solar.loader.loader"]
 
     def test_selftest(self):
         """small files of each kind are read as h5py and PyTorch read them"""

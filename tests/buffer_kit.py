@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler, _native
-from solar.io.read import engine
-from solar.io.read import run as buffered
+from solar.io.reading import engine
+from solar.io.reading import run as buffered
 from solar.values import Storage
 
 SAMPLES = 96
@@ -122,8 +122,8 @@ def least_of(make: Callable[[int], DataLoader[Any]]) -> int:
 
 def plain_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on runs are those of the kit. Only for data sets that are made after this."""
-    for module in ("reader", "boxed"):
-        monkeypatch.setattr(f"solar.io.read.{module}.source_of", run_kit.recorded(engine.source_of))
+    for module in ("reader", "box_rows"):
+        monkeypatch.setattr(f"solar.io.reading.{module}.source_of", run_kit.recorded(engine.source_of))
     monkeypatch.setattr(_native, "Run", run_kit.Run)
     monkeypatch.setattr(_native, "Extents", run_kit.Extents)
     monkeypatch.setattr(_native, "Boxes", run_kit.Boxes)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from kit import SHARED, settle
 
-from solar.io.ranks import awaited
+from solar.io.channels import progress
 
 with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis, and run where there is none
     from hypothesis import HealthCheck, settings
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.import_plugin("xdist_kit")
     # As the loader does: a fork server that torch's loader began would have each of its processes import torch.
-    multiprocessing.set_forkserver_preload(["solar.torch.batch.workers"])
+    multiprocessing.set_forkserver_preload(["solar.loader.workers"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
@@ -192,14 +192,14 @@ def zoo(tmp_path: Path) -> str:
     return str(path)
 
 
-class Noted(list[awaited.Phase]):
+class Noted(list[progress.Phase]):
     """Phases now; in `all` each that there ever was."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.all: list[awaited.Phase] = []
+        self.all: list[progress.Phase] = []
 
-    def append(self, phase: awaited.Phase) -> None:
+    def append(self, phase: progress.Phase) -> None:
         super().append(phase)
         self.all.append(phase)
 
@@ -209,8 +209,8 @@ class Noted(list[awaited.Phase]):
 
 
 @pytest.fixture
-def phases(monkeypatch: pytest.MonkeyPatch) -> list[awaited.Phase]:
+def phases(monkeypatch: pytest.MonkeyPatch) -> list[progress.Phase]:
     """What a person would be told of, if each took long enough, one after another."""
     noted = Noted()
-    monkeypatch.setattr(awaited, "_phases", noted)
+    monkeypatch.setattr(progress, "_phases", noted)
     return noted.all

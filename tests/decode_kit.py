@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solar.gpu.kernels import Decoder
-from solar.io.compress.codec import Codec
+from solar.device.kernels import Decoder
+from solar.io.codec.codec import Codec
 
 GOLDEN = Path(__file__).parent / "golden" / "codec"
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import torch
 from decode_kit import LITTLE_SCRATCH, case_of, rows_of
 from numpy.typing import NDArray
 
-from solar.gpu.kernels import launch
+from solar.device.kernels import launch
 
 
 def at_the_end_of_memory(rows: NDArray[np.uint8]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from kit import settle
 from store_kit import smooth
 
 from solar import DataLoader, compress
-from solar.gpu import streams
+from solar.device import ring
 
 Tensor = torch.Tensor
 SAMPLES = 41
@@ -131,7 +131,7 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: type[Eager]) -> list[Eager]:
     """Has device="cpu" be such a device; gives those that are made, one for each iterator."""
-    monkeypatch.setitem(streams.STREAMS, "cpu", kind)
+    monkeypatch.setitem(ring.STREAMS, "cpu", kind)
     kind.made = []
     return kind.made
 

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.exchange.exchanged import Exchange, mail
-from solar.io.layout.hdf5 import inspect
-from solar.io.read.reader import Rows
-from solar.io.read.run import Running
-from solar.values import Parcels, RunPart, Script, Told
+from solar.distributed.exchange import Exchange, mail
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import Running
+from solar.values import PartScript, RunPart, Script, Transfers
 
 SAMPLES = 120
 FIELDS = {"x": ((3, 5), "f4"), "y": ((), ">i8"), "z": ((700,), "u1")}
@@ -37,7 +37,7 @@ def write(path: Path, bad: int | None = None) -> None:
     os.utime(path, (past, past))
 
 
-def inbox_nbytes(parcels: Parcels, window: int) -> int:
+def inbox_nbytes(parcels: Transfers, window: int) -> int:
     """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
     rows = np.bincount(parcels.come[:, 0] // parcels.letters, minlength=len(parcels.sizes)) // parcels.letters
     return int(np.sort(rows)[::-1][:window].sum()) * ROW_NBYTES
@@ -48,8 +48,8 @@ class Plan(NamedTuple):
 
     own: list[NDArray[np.int64]]  # the samples of each batch
     sizes: NDArray[np.int64]
-    told: Told
-    parcels: Parcels
+    told: PartScript
+    parcels: Transfers
 
 
 def plans(seed: int, ranks: int, steps: int, batch: int = 6, letters: int = 1) -> list[Plan]:
@@ -87,8 +87,8 @@ def _plan(owned: list[list[NDArray[np.int64]]], rank: int, letters: int, order: 
         np.zeros(len(owned) + 1, np.int64), none, nothing, nothing,
     )  # fmt: skip
     own_sizes = np.array([len(batches[rank]) for batches in owned], np.int64)
-    parcels = Parcels(own_sizes, _lettered(sent, 4, letters), _lettered(come, 3, letters), letters)
-    told = Told(script, np.array(positions, np.int32))
+    parcels = Transfers(own_sizes, _lettered(sent, 4, letters), _lettered(come, 3, letters), letters)
+    told = PartScript(script, np.array(positions, np.int32))
     return Plan([batches[rank] for batches in owned], np.array(sizes, np.int64), told, parcels)
 
 

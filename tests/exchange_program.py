@@ -13,9 +13,9 @@ from typing import Any
 import exchange_kit as kit
 import numpy as np
 
+from solar.distributed import exchange as module
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.exchange import exchanged as module
-from solar.io.machine.late import asked, until
+from solar.io.system.waiting import polling, until
 
 STEPS = 25
 
@@ -254,7 +254,7 @@ def unclosed(by: str, path: str) -> dict[str, Any]:
     others = [Path(f"{path}.{by}.{rank}") for rank in range(this.ranks)]
     others[this.rank].touch()
     # Who ends first takes with it what it has not sent yet.
-    until(asked(lambda: all(one.exists() for one in others)), 60)
+    until(polling(lambda: all(one.exists() for one in others)), 60)
     return {"rank": this.rank}
 
 

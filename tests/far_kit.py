@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from solar.io.far import place
+from solar.io.remote import location
 
 
 @dataclass
@@ -129,7 +129,7 @@ def served(folder: Path, secure: ssl.SSLContext | None = None) -> Iterator[Web]:
     try:
         yield web
     finally:
-        place.store_of.cache_clear()  # or its connections would stay, of every test
+        location.store_of.cache_clear()  # or its connections would stay, of every test
         server.shutdown()
         server.server_close()
 

@@ -16,7 +16,7 @@ import pytest
 
 from solar import _native
 from solar.errors import ReadError
-from solar.io.read.engine import Engine
+from solar.io.reading.engine import Engine
 
 # The folder of files that nobody in this project wrote; it may be absent.
 SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"

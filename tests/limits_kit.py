@@ -194,7 +194,7 @@ def of_scene(stored: Stored, plain: list[str], buffer: str, warm: bool, group: P
 def scenes(folder: str) -> None:
     import torch
 
-    import solar.torch.loader  # noqa: F401 - before the forks
+    import solar.loader.loader  # noqa: F401 - before the forks
 
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each thread of the engine needs memory to decode in
@@ -266,7 +266,7 @@ def many_files(folder: str, files: str, limit: str) -> None:
     import torch
 
     from solar import DataLoader, H5Dataset
-    from solar.io.read.engine import Engine
+    from solar.io.reading.engine import Engine
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
     paths = write_many(Path(folder), int(files), 3)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from solar.planner.course import Plan
-from solar.planner.sweep import Counts, Record, total
+from solar.planning.plan import Plan
+from solar.planning.sweep import Counts, Record, total
 from solar.values import Filter, Form, Layout
 
 

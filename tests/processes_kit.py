@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from solar.io.workers.processes import Processes
+from solar.io.channels.worker_processes import Processes
 
 SOON = 120.0  # seconds after which a test fails, rather than waits
 

@@ -23,7 +23,8 @@ from typing import Any, Never
 
 PLUGINS = "HDF5_PLUGIN_PATH"
 HELD = (  # torch._dynamo: whoever makes an optimizer imports it, and 800 modules with it
-    "h5py", "torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "mpi4py", "solar.torch", "solar.cli",
+    "h5py", "torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "mpi4py", "solar.loader.loader",
+    "solar.cli",
 )  # fmt: skip
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 # Read when a process begins or a library is loaded: a program for which one of these is another is begun anew.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, SolarError, _native
-from solar.io.ranks import detect
+from solar.io.channels import detect
 
 look = _native.check_unchanged
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from solar import _native
 from solar.errors import SolarError
-from solar.planner.units import Units, of_layout
+from solar.planning.units import Units, of_layout
 from solar.values import Layout
 
 COUNTS = _native.count_names()
@@ -22,7 +22,7 @@ _known: dict[int, tuple[Any, Layout]] = {}  # by the id of its Source, which is 
 
 
 def recorded(source_of: Callable[..., Any]) -> Callable[..., Any]:
-    """solar.io.read.engine.source_of, which tells this kit what lies behind a Source: that does not say it."""
+    """solar.io.reading.engine.source_of, which tells this kit what lies behind a Source: that does not say it."""
 
     def made(layout: Layout, *others: Any, **options: Any) -> Any:
         source = source_of(layout, *others, **options)

@@ -20,9 +20,9 @@ import torch
 from ragged_kit import plainly
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.serve.conductor import Conductor
-from solar.serve.service import Service
-from solar.serve.window import Turn
+from solar.service.scheduler import Scheduler
+from solar.service.service import Service
+from solar.service.window import WindowShare
 
 SAMPLES = 1200
 FIELDS = {"x": "x", "y": "y"}
@@ -85,14 +85,14 @@ def in_step(monkeypatch: pytest.MonkeyPatch, jobs: int, batches: int) -> None:
 
     All of them seem equally fast, and nobody is left behind.
     """
-    here = Conductor._here
+    here = Scheduler._here
 
-    def all_there(hall: Conductor) -> list[Turn]:
+    def all_there(hall: Scheduler) -> list[WindowShare]:
         there = len(hall.members) == jobs and all(one.known == batches for one in hall.members)
         return here(hall) if there or hall._run is not None else []
 
-    monkeypatch.setattr(Conductor, "_here", all_there)
-    monkeypatch.setattr("solar.serve.pace.clock", lambda: 0.0)
+    monkeypatch.setattr(Scheduler, "_here", all_there)
+    monkeypatch.setattr("solar.service.pace.clock", lambda: 0.0)
 
 
 def side_by_side(loaders: list[DataLoader[Any]], epochs: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import mpi_kit
 from serve_kit import PATIENT, soon
 
-from solar.io.serve import doors
+from solar.io.channels import service_sockets
 
 PROGRAM = """
 import os, sys
@@ -50,7 +50,7 @@ class Services:
 
     def _answers(self, path: Path) -> bool:
         try:
-            doors.connect(path, 1).close()
+            service_sockets.connect(path, 1).close()
         except OSError:
             return False
         return True
@@ -63,9 +63,9 @@ class Services:
         """Of each service."""
         found = []
         for path in self.sockets:
-            peer, _ = doors.greeted(path, 10, "test")
+            peer, _ = service_sockets.greeted(path, 10, "test")
             with peer:
-                found.append(doors.ask(peer, path, {"is": "status"}, "status")[0]["told"])
+                found.append(service_sockets.ask(peer, path, {"is": "status"}, "status")[0]["told"])
         return found
 
     def said(self) -> str:

@@ -14,7 +14,7 @@ from kit import settle
 from ragged_kit import plainly
 
 from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged
-from solar.io.read import stage
+from solar.io.reading import stage
 
 SAMPLES, SHAPE, BATCH, SEED = 300, (37, 41), 7, 5  # samples of 6,068 bytes, which share blocks
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from solar.torch.monitor.stats import Stats
+from solar.loader.stats import Stats
 
 KEYS = {
     "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "calls",

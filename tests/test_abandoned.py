@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 
 from solar import _native
-from solar.io.layout.hdf5 import inspect
-from solar.io.read.engine import Engine
-from solar.io.read.reader import Rows
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.engine import Engine
+from solar.io.reading.reader import Rows
 
 
 def contiguous(path: Path) -> _native.Source:
@@ -72,8 +72,8 @@ ABANDONED = """
 import os, sys
 sys.path[:0] = {path!r}
 import numpy as np
-from solar.io.layout.hdf5 import inspect
-from solar.io.read.reader import Rows
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.reader import Rows
 rows = Rows(inspect({file!r}, "x"))
 pending = [rows.start(np.arange(20)) for _ in range(100)]
 if os.fork() == 0:

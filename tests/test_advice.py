@@ -10,12 +10,12 @@ from buffer_kit import chunked, generator, passes
 from kit import engine
 
 from solar import DataLoader
-from solar.torch.buffer import budget
+from solar.buffer import buffer_size
 from solar.values import Storage
 
 
 def modelled(monkeypatch: pytest.MonkeyPatch, without: float, with_it: float) -> None:
-    monkeypatch.setattr(budget, "modelled", lambda *_: (without, with_it))
+    monkeypatch.setattr(buffer_size, "model_gain", lambda *_: (without, with_it))
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from kit import engine
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, _native
-from solar.io.read.engine import Engine
-from solar.planner.budget import pooled_nbytes
-from solar.torch.batch import pending
-from solar.torch.epoch import native as native_iter
+from solar.io.reading.engine import Engine
+from solar.loader import iterator as native_iter
+from solar.planning.budget import pooled_nbytes
+from solar.samples import pending
 from solar.values import BATCHES_AHEAD
 
 NBYTES = 1 << 16  # of a sample, which is a batch

@@ -11,10 +11,10 @@ from typing import Any
 
 from mpi_kit import under_gloo
 
-from solar.io.ranks.alive import Watch, has_ended, own_process
+from solar.io.channels.alive import Watch, has_ended, own_process
 
 CHILD = """import json
-from solar.io.ranks.alive import own_process
+from solar.io.channels.alive import own_process
 print(json.dumps(own_process()), flush=True)
 input()"""
 
@@ -47,7 +47,7 @@ BEGIN = """
 import json, os, signal, sys, threading, time
 import torch.distributed as dist
 from solar import SolarError
-from solar.io.ranks.peers import peers
+from solar.io.channels.meeting import peers
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
 these = peers("auto")

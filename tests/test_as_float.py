@@ -17,9 +17,9 @@ import solar
 from solar import DataLoader, Field, H5Dataset, _native
 from solar.errors import CodecError
 from solar.filters import Bounded
-from solar.io.compress.codec import Codec
-from solar.io.read.as_float import as_float32, straight
-from solar.io.read.reader import Rows
+from solar.io.codec.codec import Codec
+from solar.io.reading.reader import Rows
+from solar.samples.as_float import as_float32, straight
 from solar.values import Filter
 
 WHOLE = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]

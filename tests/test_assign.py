@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from planner_kit import assigned
 
 from solar import _native
-from solar.planner import order, regions
-from solar.planner.pass_uses import SampleUses
-from solar.planner.planned_passes import Piece
-from solar.planner.sharing import Sharing
-from solar.planner.units import Units, uniform
+from solar.planning import regions, torch_shuffles
+from solar.planning.pass_uses import SampleUses
+from solar.planning.planned_passes import Piece
+from solar.planning.sharing import Sharing
+from solar.planning.units import Units, uniform
 
 
 @given(st.data())
@@ -38,19 +38,19 @@ def test_each_rank_gets_its_share_at_home_as_far_as_it_goes(data: st.DataObject)
 
 def sharing(units: Units, node_of: list[int], balance: str = "equal") -> Sharing:
     """As rank 0 sees it."""
-    piece = Piece(0, 0, regions.whole(units))
+    piece = Piece(0, 0, regions.whole_region(units))
     return Sharing([piece], np.array(node_of, np.int32), len(node_of), 0, [0], 0, balance, "mpi")
 
 
-def uses_of(made: order.ShuffledUses, batch: int) -> SampleUses:
-    starts = order.steps(made, batch, drop_last=True)
+def uses_of(made: torch_shuffles.ShuffledUses, batch: int) -> SampleUses:
+    starts = torch_shuffles.steps(made, batch, drop_last=True)
     return SampleUses(None, made.of(0)[: starts[-1]], starts)
 
 
 @pytest.mark.parametrize(("batch", "wanted"), [(16, 0.1), (64, 0.05), (256, 0.025)])
 def test_the_overflow_is_what_the_theory_says(batch: int, wanted: float) -> None:
     ranks = 8
-    uses = uses_of(order.distributed(80_000, ranks=ranks), batch * ranks)
+    uses = uses_of(torch_shuffles.distributed(80_000, ranks=ranks), batch * ranks)
     taken, provided = sharing(uniform(80_000, 100), list(range(ranks))).who(uses)
     assert np.mean(taken != provided) == pytest.approx(wanted, rel=0.15)
     step = np.repeat(np.arange(len(uses.starts) - 1), np.diff(uses.starts))
@@ -58,7 +58,7 @@ def test_the_overflow_is_what_the_theory_says(batch: int, wanted: float) -> None
 
 
 def test_uneven_shares_stay_at_home() -> None:
-    uses = uses_of(order.distributed(100, ranks=4), 20)
+    uses = uses_of(torch_shuffles.distributed(100, ranks=4), 20)
     taken, provided = sharing(uniform(100, 10), [0, 0, 1, 1], "uneven").who(uses)
     assert taken.tolist() == provided.tolist() == (uses.rows // 25).tolist()
 

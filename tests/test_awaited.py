@@ -19,9 +19,9 @@ import pytest
 
 from solar import DataLoader, H5Dataset, PlanSampler, SolarError
 from solar.cli import main
-from solar.io.layout import hdf5, index
-from solar.io.ranks import awaited as module
-from solar.io.ranks.awaited import Line, Phase, awaited, in_notebook, looked_at, show, showing
+from solar.io.channels import progress as module
+from solar.io.channels.progress import Line, Phase, awaited, in_notebook, is_watched, show, showing
+from solar.io.hdf5 import chunk_index, layouts
 
 
 class Bar:
@@ -153,20 +153,20 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
 def test_a_terminal_at_rank_0_is_looked_at(terminal: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal()
-    assert looked_at()
+    assert is_watched()
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
-    assert looked_at()
+    assert is_watched()
     monkeypatch.setenv("RANK", "3")
-    assert not looked_at()
+    assert not is_watched()
     monkeypatch.setenv("RANK", "9")  # of 4: no sense, which is for others to say
-    assert not looked_at()
+    assert not is_watched()
 
 
 def test_a_process_of_another_is_not(terminal: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal()
     monkeypatch.setattr(module.multiprocessing, "parent_process", lambda: "somebody")
-    assert not looked_at()
+    assert not is_watched()
 
 
 def test_a_file_a_closed_one_and_none_at_all_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_file_a_closed_one_and_none_at_all_are_not(monkeypatch: pytest.MonkeyP
     closed.close()
     for stderr in (io.StringIO(), closed, None):
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert not looked_at()
+        assert not is_watched()
 
 
 def test_a_notebook_is_and_a_console_of_ipython_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_a_notebook_is_and_a_console_of_ipython_is_not_one(monkeypatch: pytest.M
     for config, is_one in (({"IPKernelApp": {}}, True), ({}, False)):
         shell = SimpleNamespace(config=config)
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
-        assert in_notebook() is is_one and looked_at() is is_one
+        assert in_notebook() is is_one and is_watched() is is_one
 
 
 def test_where_nobody_looks_on_no_thread_begins_and_nothing_is_said(
@@ -205,7 +205,7 @@ def test_it_is_shown_on_a_terminal_with_tqdm_and_without(
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "PATIENCE", 0.0)
     ours, seen = terminal(), ""
-    assert looked_at()
+    assert is_watched()
     with awaited("opening\x1b[2J it", lambda: 3, 12, "files"):
         while ("3/12" if has_tqdm else "3 of 12 files") not in seen:  # the pty waits for more
             seen += os.read(ours, 1000).decode()
@@ -227,7 +227,7 @@ def test_an_error_goes_through_and_ends_it(terminal: Callable[[], int]) -> None:
 @pytest.fixture
 def noted(phases: list[Phase], monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
     """Somebody looks on, and what would be shown after two seconds is noted at once."""
-    monkeypatch.setattr(module, "looked_at", lambda: True)
+    monkeypatch.setattr(module, "is_watched", lambda: True)
     return phases
 
 
@@ -258,8 +258,8 @@ def test_of_many_files_it_says_how_many_are_open(
 ) -> None:
     for number in range(10):
         write(tmp_path / f"{number}.h5", 4)
-    monkeypatch.setattr(hdf5, "FILES_AT_ONCE", 4)
-    native, open_before = hdf5._native.read_metadata_of_many, []
+    monkeypatch.setattr(layouts, "FILES_AT_ONCE", 4)
+    native, open_before = layouts._native.read_metadata_of_many, []
 
     def read(files: list[str], name: str, threads: int) -> Any:
         done = noted[-1].done
@@ -267,7 +267,7 @@ def test_of_many_files_it_says_how_many_are_open(
         open_before.append((done(), len(files)))
         return native(files, name, threads)
 
-    monkeypatch.setattr(hdf5, "_native", SimpleNamespace(**vars(hdf5._native) | {"read_metadata_of_many": read}))
+    monkeypatch.setattr(layouts, "_native", SimpleNamespace(**vars(layouts._native) | {"read_metadata_of_many": read}))
     assert len(H5Dataset(str(tmp_path / "*.h5"), "x")) == 40
     assert open_before == [(0, 4), (4, 4), (8, 2)]
     assert [phase.what for phase in noted] == ["opening *.h5", "opening for x"]
@@ -279,7 +279,7 @@ def test_of_a_large_index_it_says_how_many_chunks_were_found(
     with h5py.File(tmp_path / "a.h5", "w") as file:
         written = file.create_dataset("x", (40, 4), "f4", chunks=(2, 4))
         written[:30] = 1  # the last five chunks were never written
-    monkeypatch.setattr(index, "WORTH_KEEPING", 20)
+    monkeypatch.setattr(chunk_index, "WORTH_KEEPING", 20)
     H5Dataset(tmp_path / "a.h5", "x")
     [found] = [one for one in noted if one.what == "reading the index of /x"]
     assert found.text(2.0) == "reading the index of /x: 15 of 20 chunks, 1 s left"

@@ -10,7 +10,7 @@ import pytest
 
 from solar import H5Dataset, LayoutError, inspect
 from solar.cli import main
-from solar.io.layout.being_written import locked_by_writer
+from solar.io.hdf5.paths import locked_by_writer
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from solar import DataLoader, Field, H5Dataset
-from solar.io.given import BFLOAT16
+from solar.samples.field_checks import BFLOAT16
 
 NUMBERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 

@@ -13,13 +13,12 @@ import pytest
 from buffer_kit import BATCH, DISK, chunked, dataset_of, equal, generator, loader_of, passes
 
 from solar import DataLoader, H5Dataset, PlanError, _native, inspect
-from solar.io.machine import available as machine
-from solar.io.machine import profile
-from solar.io.machine.figures import size
-from solar.io.machine.quantities import size_of
-from solar.io.read.run import READ_PIECE, scratch_nbytes
-from solar.planner.budget import Needs, divided, pooled_nbytes
-from solar.torch.buffer import budget
+from solar.buffer import buffer_size
+from solar.io.reading.run import READ_PIECE, scratch_nbytes
+from solar.io.system import memory as machine
+from solar.io.system import profile
+from solar.io.system.quantities import size, size_of
+from solar.planning.budget import Needs, divide_memory, pooled_nbytes
 from solar.values import Storage
 
 MEMORY = 1 << 30
@@ -58,7 +57,7 @@ def test_the_memory_of_a_node_is_also_that_of_its_container(monkeypatch: pytest.
     ],
 )
 def test_a_buffer_is_bytes_a_text_or_a_share_of_the_memory(buffer: Any, nbytes: int | None) -> None:
-    assert budget.asked(buffer) == nbytes
+    assert buffer_size.requested_bytes(buffer) == nbytes
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp
 def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int, ranks: int) -> None:
     needs = Needs(waiting=1_000, beside=3_000, scratch=300, threads=3, ahead=ahead)
     nbytes = ranks * needs.least + more
-    made = divided(nbytes, 10, [needs] * ranks)
+    made = divide_memory(nbytes, 10, [needs] * ranks)
     taken = made.parts + ranks * (made.staged * 1_000 + 3_000 + made.scratch * 3)
     assert taken == nbytes
     assert 1 <= made.staged <= ahead
@@ -152,7 +151,7 @@ def test_samples_in_many_small_pieces_are_put_together_once(
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (256, 64, 64), "f4", chunks=(64, chunk, chunk))[:] = 1
     assert not chosen(H5Dataset(tmp_path / "a.h5", "x"), caplog, epochs=epochs)[0], "an epoch of it takes 5 ms"
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
     found, said = chosen(H5Dataset(tmp_path / "a.h5", "x"), caplog, epochs=epochs)
     assert found == taken
     assert ("put together from many small pieces once" if taken else "fit into the page cache") in said
@@ -167,7 +166,7 @@ def test_what_gains_nothing_worth_a_word_is_left(make: Callable[..., str], caplo
 def test_chunks_of_many_samples_get_a_buffer(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
     taken, said = chosen(chunked(make), caplog, epochs=3)
     assert taken
     assert "a buffer: chunks are decoded less often" in said
@@ -190,7 +189,7 @@ def test_files_larger_than_the_page_cache_get_one_where_requests_are_dear(
 def test_what_has_no_room_for_its_batches_gets_no_buffer(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
     monkeypatch.setattr(machine, "free_nbytes", lambda: 4 * 100_000)
     taken, said = chosen(chunked(make), caplog)
     assert not taken
@@ -201,7 +200,7 @@ def test_batches_found_too_large_when_they_are_drawn_get_none(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
     dataset = chunked(make)
     batches = [list(range(4096))] * 3
     with DataLoader(dataset, batch_sampler=batches) as loader:
@@ -216,8 +215,8 @@ def test_more_samples_than_plans_number_are_read_without(
     buffer: Any, make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr("solar.planner.units.MOST_SAMPLES", 4095)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("solar.planning.units.MOST_SAMPLES", 4095)
     with DataLoader(chunked(make), 64, buffer=buffer) as loader:
         assert len(list(loader)) == 64
         assert loader._buffered.running is None
@@ -237,7 +236,7 @@ def test_the_memory_of_a_batch_is_counted_as_the_pool_rounds_it(nbytes: int) -> 
 def test_samplers_that_may_follow_the_training_get_one_only_if_asked_for(
     make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
 
     class Following(list[int]):
         """A sampler whose order changes while it is iterated."""
@@ -385,4 +384,4 @@ def test_the_size_in_words_means_the_size() -> None:
 )  # fmt: skip
 def test_a_buffer_that_cannot_be_is_refused_by_its_name(given_: Any, said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        budget.asked(given_)
+        buffer_size.requested_bytes(given_)

@@ -26,7 +26,7 @@ from buffer_kit import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, PlanError
-from solar.torch.buffer import budget
+from solar.buffer import buffer_size
 
 EPOCHS = 3
 FEW = ("shuffled", "by a generator", "weighted", "distributed")
@@ -134,7 +134,7 @@ def test_the_ranks_of_a_node_share_the_memory(tmp_path: Path, monkeypatch: pytes
     dataset = dataset_of(tmp_path, "contiguous")
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    assert budget.ranks_here() == 2
+    assert buffer_size.ranks_here() == 2
     with loader_of(dataset, "distributed", buffer=48_000) as loader:
         expected = passes(loader_of(dataset, "distributed", buffer=0), 2)
         assert equal(passes(loader, 2), expected)

@@ -17,8 +17,8 @@ from kit import settle
 from transforms import noisy
 
 from solar import DataLoader, H5Dataset, ReadError, SolarError
-from solar.io.read import run as buffered
-from solar.io.read.run import Running
+from solar.io.reading import run as buffered
+from solar.io.reading.run import Running
 
 BUFFER = 22_000  # bytes: some of the samples have room, and four batches, which take a page each
 

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, _native
-from solar.io.read.run import Running
-from solar.planner import planned_passes as windows
-from solar.torch.buffer import buffer as buffered
-from solar.torch.buffer import thread as work
+from solar.buffer import buffer as buffered
+from solar.buffer import thread as work
+from solar.io.reading.run import Running
+from solar.planning import planned_passes as windows
 
 BUFFER = 22_000
 
@@ -115,7 +115,7 @@ def test_a_batch_whose_transform_was_interrupted_comes_again(nbytes: int, tmp_pa
 
 def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     once = Interrupting(work.apart)
-    monkeypatch.setattr("solar.torch.buffer.buffer.apart", once)
+    monkeypatch.setattr("solar.buffer.buffer.apart", once)
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
@@ -152,7 +152,7 @@ def test_without_a_thread_passes_are_planned_when_they_begin(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(work.Background, "start", refuse)
-    monkeypatch.setattr("solar.planner.planned_passes.SEGMENTS", (2, 3))
+    monkeypatch.setattr("solar.planning.planned_passes.SEGMENTS", (2, 3))
     with loader_of(dataset, "by a generator", buffer=BUFFER, epochs=7) as loader:
         assert equal(passes(loader, 7), passes(plain(dataset, "by a generator"), 7))
     assert len(runs) == 1
@@ -194,7 +194,7 @@ def test_what_fails_after_a_pass_was_told_leaves_no_run_behind(dataset: Any, mon
 
 
 def test_the_end_of_the_program_ends_what_is_planned() -> None:
-    program = "from solar.torch.buffer.thread import in_background; in_background(lambda stopped: stopped.wait())"
+    program = "from solar.buffer.thread import in_background; in_background(lambda stopped: stopped.wait())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from solar import DataLoader
-from solar.io.read.run import Running
+from solar.io.reading.run import Running
 
 BUFFER = 22_000  # bytes: some of the samples have room, and four batches, which take a page each
 
@@ -74,7 +74,7 @@ def test_more_epochs_than_were_announced_come_all_the_same(dataset: Any) -> None
 def test_windows_follow_one_another_in_one_run(
     dataset: Any, runs: list[Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.planner.planned_passes.SEGMENTS", (2, 3))
+    monkeypatch.setattr("solar.planning.planned_passes.SEGMENTS", (2, 3))
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         assert equal(passes(loader, 9), passes(plain(dataset, "by a generator"), 9))
         planned, counts = loader._buffered.planned, run_of(loader).counts()
@@ -225,7 +225,7 @@ class Endless:
 
 
 def test_of_an_endless_sampler_a_part_is_planned_at_a_time(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.torch.order.stream.UNCOUNTED", 5)
+    monkeypatch.setattr("solar.samplers.index_stream.UNCOUNTED", 5)
     taken = []
     for nbytes in (BUFFER, 0):
         with DataLoader(dataset, BATCH, sampler=Endless(), buffer=nbytes, storage=DISK) as loader:

@@ -10,7 +10,7 @@ import torch
 from carried_kit import SAMPLES, Counting, Generated, check_resumes, loader, share, take
 from torch.utils.data import Dataset, IterableDataset
 
-from solar.torch.epoch.carried import Carried
+from solar.loader.torch_iterators import CarriedBatch
 
 # torch warns of more workers than the machine has cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -225,7 +225,7 @@ class Pinned:
 
 
 def test_what_is_carried_is_pinned_as_torch_pins_it() -> None:
-    carried = Carried([Pinned()], 1, b"states").pin_memory()
+    carried = CarriedBatch([Pinned()], 1, b"states").pin_memory()
     assert carried.data[0].pinned
     assert (carried.worker, carried.states) == (1, b"states")
 

@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset
 import solar
 from solar import DataLoader, Field, H5Dataset, LayoutError
 from solar.cli import main
-from solar.io.layout.packing import Packings, packing_by
+from solar.io.hdf5.packing import Packings, packing_by
 
 # --- the rules ----
 

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from solar.io.machine.child import Child, Lost, Silent, ending
-from solar.io.machine.late import Late, asked, until
+from solar.io.system.child import Child, Lost, Silent, ending
+from solar.io.system.waiting import WaitTimeout, polling, until
 
 ECHO = """
 import os, signal, time
@@ -83,7 +83,7 @@ def test_its_end_is_noticed_where_what_it_started_holds_the_conversation_open_an
     assert isinstance(grandchild, int)
     with pytest.raises(Lost, match="ended with exit code 3"):
         said(child, 3)
-    assert until(asked(lambda: not running(grandchild)), SOON)
+    assert until(polling(lambda: not running(grandchild)), SOON)
 
 
 def running(pid: int) -> bool:
@@ -133,17 +133,17 @@ def test_what_goes_wrong_within_ends_the_conversation_and_stays_what_it_was(chil
 
 def test_waiting_ends_with_what_was_waited_for_or_with_the_time() -> None:
     looks: list[int] = []
-    assert until(asked(lambda: len(looks) == 3), None, lambda: looks.append(0)) is True
-    assert until(asked(lambda: ""), 0.05) == ""
-    assert until(asked(lambda: "there"), 0) == "there", "what is there is seen, also where there is no time"
+    assert until(polling(lambda: len(looks) == 3), None, lambda: looks.append(0)) is True
+    assert until(polling(lambda: ""), 0.05) == ""
+    assert until(polling(lambda: "there"), 0) == "there", "what is there is seen, also where there is no time"
 
 
 def test_what_makes_waiting_vain_is_raised() -> None:
     def look() -> None:
-        raise Late("it is gone")
+        raise WaitTimeout("it is gone")
 
-    with pytest.raises(Late, match="it is gone"):
-        until(asked(lambda: False), SOON, look)
+    with pytest.raises(WaitTimeout, match="it is gone"):
+        until(polling(lambda: False), SOON, look)
 
 
 def test_ctrl_c_is_heard_while_waiting() -> None:

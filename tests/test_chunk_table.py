@@ -15,7 +15,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.io.compress.as_stored import chunk_begins
+from solar.io.codec.grid import chunk_begins
 
 Row = tuple[int, int, int, int]
 UNLIMITED = None

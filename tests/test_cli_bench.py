@@ -16,10 +16,10 @@ import pytest
 from kit import settle
 
 import solar.cli.bench
+from solar.baseline.h5py_samples import H5pySamples
 from solar.cli import contestant, main
 from solar.cli.contest import Failed
-from solar.io.plain import Plain
-from solar.io.ranks.awaited import Phase
+from solar.io.channels.progress import Phase
 
 SAMPLES = 96
 
@@ -76,7 +76,7 @@ def test_both_readers_give_the_same_and_are_told_with_fixed_keys(
 
 
 def test_rows_of_many_files_are_those_of_h5py(files: Path) -> None:
-    plain = Plain([str(files / "a.h5"), str(files / "b.h5")], ["x", "i"])
+    plain = H5pySamples([str(files / "a.h5"), str(files / "b.h5")], ["x", "i"])
     whole: dict[str, Any] = {"x": [], "i": []}
     for one in "ab":
         with h5py.File(files / f"{one}.h5", locking=False) as file:
@@ -278,7 +278,7 @@ def test_what_cannot_be_measured_is_one_line(
 def test_arrays_whose_lengths_are_not_known_before_are_refused(
     files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.ragged.is_native", lambda _: False)
+    monkeypatch.setattr("solar.samples.ragged.is_native", lambda _: False)
     assert main(["bench", str(files / "a.h5"), "--ragged", "vlen", "--batch-size", "8"]) == 1
     assert "libhdf5 alone reads these arrays of variable length" in capsys.readouterr().err
 

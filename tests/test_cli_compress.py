@@ -17,11 +17,11 @@ from store_kit import smooth
 
 from solar import read
 from solar.cli import main
-from solar.io.machine import profile
-from solar.io.ranks.awaited import Phase
-from solar.io.read.run import threads
-from solar.planner.budget import SampleBytes, divided, needs
-from solar.planner.job import LOADERS_PACE
+from solar.io.channels.progress import Phase
+from solar.io.reading.run import threads
+from solar.io.system import profile
+from solar.planning.budget import SampleBytes, divide_memory, needs
+from solar.planning.job import LOADERS_PACE
 
 Make = Callable[..., str]
 
@@ -260,7 +260,9 @@ def test_what_solar_compressed_before_keeps_its_bound_and_that_is_said(
 def test_advice_has_bounds_and_coders_with_their_costs(
     scan: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.compress.advise._seconds", lambda work: work() or 1e-6)  # however busy the machine is
+    monkeypatch.setattr(
+        "solar.io.codec.preparation._seconds", lambda work: work() or 1e-6
+    )  # however busy the machine is
     before = Path(scan).stat()
     disks = profile.Profile("/data", "2026-01-01T00:00:00+00:00", "as told", (), profile.NETWORK)
     profile.save(disks, profile.default_path(scan))
@@ -314,7 +316,7 @@ def test_advice_divides_the_memory_among_the_datasets(scan: str, capsys: pytest.
     shares = [one["now"]["memory_share"] for one in json.loads(capsys.readouterr().out)["datasets"]]
     for share, sample in zip(shares, (3200, 6400), strict=True):
         taken = needs([SampleBytes(3200), SampleBytes(6400)], LOADERS_PACE, 4, scratch=sample, threads=threads())
-        assert share == pytest.approx(divided(420 << 10, 4, [taken]).parts / (40**3 * (2 + 4)), rel=1e-3)
+        assert share == pytest.approx(divide_memory(420 << 10, 4, [taken]).parts / (40**3 * (2 + 4)), rel=1e-3)
     assert main(asking) == 0
     assert "of memory, divided among 2 datasets by their values." in capsys.readouterr().out
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from solar.baseline.h5py_samples import H5pySamples
 from solar.cli import main
-from solar.io.plain import Plain
 
 
 def test_every_batch_is_compared_and_the_rates_are_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,9 +33,9 @@ def test_a_batch_that_differs_is_said_and_is_the_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """PyTorch's side is given the sample before the one it asks for."""
-    right = Plain._place
-    monkeypatch.setattr(Plain, "_place", lambda plain, index: right(plain, max(0, index - 1)))
-    monkeypatch.setattr("solar.torch.plain.WAYS_TO_READ", ("straight",))
+    right = H5pySamples._place
+    monkeypatch.setattr(H5pySamples, "_place", lambda plain, index: right(plain, max(0, index - 1)))
+    monkeypatch.setattr("solar.baseline.h5py_loader.WAYS_TO_READ", ("straight",))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["demo", "--samples", "32", "--batch-size", "8"]) == 1
     assert "DIFFERENT after 0" in capsys.readouterr().out

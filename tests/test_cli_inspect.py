@@ -22,8 +22,8 @@ from solar.cli import inspect as command
 from solar.cli import main
 from solar.cli.cost import advice, cost, costs_in_words
 from solar.errors import LayoutError
-from solar.io.layout.hdf5 import inspect
-from solar.io.machine import figures
+from solar.io.hdf5.layouts import inspect
+from solar.io.system import quantities
 
 
 def test_every_dataset_is_shown_in_a_tree(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_output_is_ascii_where_the_terminal_has_no_more(zoo: str) -> None:
 def test_help_imports_neither_torch_nor_numpys_friends() -> None:
     program = "import sys, solar.cli\ntry: solar.cli.main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
-    assert not {"torch", "h5py", "solar._native", "solar.io.layout.hdf5"} & set(loaded)
+    assert not {"torch", "h5py", "solar._native", "solar.io.hdf5.layouts"} & set(loaded)
 
 
 def words_of(make: Callable[..., str], data: np.ndarray, **options: object) -> tuple[str, str]:
@@ -270,7 +270,7 @@ def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:
     ],
 )
 def test_sizes_are_short(nbytes: int, text: str) -> None:
-    assert figures.size(nbytes) == text
+    assert quantities.size(nbytes) == text
 
 
 @pytest.mark.parametrize("folder", ["ptycho-petra3", "tomo-tooth", "field-femm", "neutron-chopper", "climate-ukesm1"])

@@ -15,7 +15,7 @@ import pytest
 from solar import H5Dataset, LayoutError
 from solar.cli import main
 from solar.cli.tree import LINES
-from solar.io.layout import hdf5
+from solar.io.hdf5 import layouts
 
 Shown = Callable[..., list[str]]
 
@@ -112,7 +112,7 @@ def test_the_line_of_python_runs_whatever_the_names_are(
     path = str(tmp_path / "it's a file.h5")
     with h5py.File(path, "w") as file:
         file[name.encode("utf-8", "surrogateescape")] = np.arange(3)
-    monkeypatch.setattr("solar.cli.paint.encoding", lambda: encoding)
+    monkeypatch.setattr("solar.cli.words.encoding", lambda: encoding)
     (line,) = (line for line in shown(path) if line.startswith("in Python: "))
     line.encode(encoding)
     assert run(line.removeprefix("in Python: "))[1] == {name: 1}
@@ -193,7 +193,7 @@ def test_of_a_file_of_millions_only_the_first_are_looked_at_and_that_is_said(
         for number in range(40):
             file[f"g/m{number:02}/x"], file[f"g/m{number:02}/y"] = np.zeros(3), number
         file["z"], file["link"] = np.zeros(4), h5py.SoftLink("/z")
-    monkeypatch.setattr(hdf5, "MOST_SURVEYED", 20)
+    monkeypatch.setattr(layouts, "MOST_SURVEYED", 20)
     assert main(["inspect", "--json", str(tmp_path / "a.h5")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in found["datasets"]] == [f"/g/m{n:02}/{x}" for n in range(10) for x in "xy"]
@@ -202,7 +202,7 @@ def test_of_a_file_of_millions_only_the_first_are_looked_at_and_that_is_said(
         assert len(H5Dataset(tmp_path / "a.h5", {"y": "y"}, samples=samples)) == 40
     with pytest.raises(LayoutError, match="there is no w"):
         H5Dataset(tmp_path / "a.h5", "g/m39/w")
-    monkeypatch.setattr(hdf5, "MOST_SURVEYED", 82)
+    monkeypatch.setattr(layouts, "MOST_SURVEYED", 82)
     assert main(["inspect", "--json", str(tmp_path / "a.h5")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["datasets"]) == 82 and found["problems"] == []

@@ -13,7 +13,7 @@ import pytest
 from planner_kit import torch_randperm
 
 from solar.cli import compare, jobs, main
-from solar.orders.epoch_order import STRETCH, by_study
+from solar.samplers.orders import STRETCH, by_study
 
 SMALL = ["plan", "--samples", "2000", "--sample-bytes", "1k", "--batch-size", "10", "--memory", "700KiB"]
 FLASH = ["--latency", "10us", "--bandwidth", "1GB/s", "--iops", "10M"]

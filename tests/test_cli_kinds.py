@@ -97,7 +97,7 @@ def test_windows_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_plan_of_boxes_is_the_runs(
     stored: str, memory: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 2_000)
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 2_000)
     path = tmp_path / "a.h5"
     label = np.zeros((24, 20, 22), "u1")
     crops_kit.written(path, (2, 24, 20, 22), stored, (1, 6, 7, 8), label=label)

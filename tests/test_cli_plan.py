@@ -17,16 +17,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from solar.cli import compare, main, plot, quantities
-from solar.cli.compare import Case
-from solar.cli.trace import trace
-from solar.extents import windows
-from solar.io.layout.hdf5 import inspect
-from solar.io.machine import figures, profile
-from solar.planner import policies
-from solar.planner.budget import TooSmall
-from solar.planner.course import Plan
-from solar.planner.units import uniform
+from solar.cli import argument_types, compare, main, plot
+from solar.cli.compare import PlannedData
+from solar.cli.plot import trace
+from solar.io.hdf5.layouts import inspect
+from solar.io.system import profile, quantities
+from solar.planning import policies
+from solar.planning.budget import BufferTooSmall
+from solar.planning.plan import Plan
+from solar.planning.units import uniform
+from solar.samples.row_windows import windows
 from solar.values import Outcome, Storage, World
 
 KEYS = {"reads", "requests", "bytes", "scans", "seconds", "hits", "peak_bytes"}
@@ -47,22 +47,22 @@ def asked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (quantities.size, "8GiB", 8 << 30),
-        (quantities.size, "64k", 64 << 10),
-        (quantities.size, "64 KB", 64_000),
-        (quantities.size, "1.5m", 3 << 19),
-        (quantities.size, "4096", 4096),
-        (quantities.size, "0", 0),
-        (quantities.rate, "1GB/s", 1e9),
-        (quantities.rate, "500 MiB/s", 500 * 2**20),
-        (quantities.rate, "2e6", 2e6),
-        (quantities.seconds, "2ms", 2e-3),
-        (quantities.seconds, "150µs", 150e-6),
-        (quantities.seconds, "0", 0.0),
-        (quantities.count, "200_000", 200_000),
-        (quantities.count, "10M", 10_000_000),
-        (quantities.per_second, "20k", 20_000.0),
-        (quantities.per_second, "0.5/s", 0.5),
+        (argument_types.size_argument, "8GiB", 8 << 30),
+        (argument_types.size_argument, "64k", 64 << 10),
+        (argument_types.size_argument, "64 KB", 64_000),
+        (argument_types.size_argument, "1.5m", 3 << 19),
+        (argument_types.size_argument, "4096", 4096),
+        (argument_types.size_argument, "0", 0),
+        (argument_types.rate_argument, "1GB/s", 1e9),
+        (argument_types.rate_argument, "500 MiB/s", 500 * 2**20),
+        (argument_types.rate_argument, "2e6", 2e6),
+        (argument_types.seconds_argument, "2ms", 2e-3),
+        (argument_types.seconds_argument, "150µs", 150e-6),
+        (argument_types.seconds_argument, "0", 0.0),
+        (argument_types.count_argument, "200_000", 200_000),
+        (argument_types.count_argument, "10M", 10_000_000),
+        (argument_types.per_second, "20k", 20_000.0),
+        (argument_types.per_second, "0.5/s", 0.5),
     ],
 )
 def test_quantities_are_read_as_people_write_them(parse: Callable[[str], float], text: str, value: float) -> None:
@@ -72,21 +72,21 @@ def test_quantities_are_read_as_people_write_them(parse: Callable[[str], float],
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (quantities.size, "8Gx"),
-        (quantities.size, "-1"),
-        (quantities.size, "nan"),
-        (quantities.size, "1e400"),
-        (quantities.size, "9E"),
-        (quantities.size, "0.5"),
-        (quantities.size, ""),
-        (quantities.rate, "1Gb/s"),
-        (quantities.rate, "8 Gbit/s"),
-        (quantities.rate, "0"),
-        (quantities.seconds, "2"),
-        (quantities.seconds, "2 weeks"),
-        (quantities.count, "1.5"),
-        (quantities.count, "0"),
-        (quantities.per_second, "inf"),
+        (argument_types.size_argument, "8Gx"),
+        (argument_types.size_argument, "-1"),
+        (argument_types.size_argument, "nan"),
+        (argument_types.size_argument, "1e400"),
+        (argument_types.size_argument, "9E"),
+        (argument_types.size_argument, "0.5"),
+        (argument_types.size_argument, ""),
+        (argument_types.rate_argument, "1Gb/s"),
+        (argument_types.rate_argument, "8 Gbit/s"),
+        (argument_types.rate_argument, "0"),
+        (argument_types.seconds_argument, "2"),
+        (argument_types.seconds_argument, "2 weeks"),
+        (argument_types.count_argument, "1.5"),
+        (argument_types.count_argument, "0"),
+        (argument_types.per_second, "inf"),
     ],
 )
 def test_what_is_no_quantity_is_refused_with_what_would_be_one(parse: Callable[[str], float], text: str) -> None:
@@ -95,10 +95,10 @@ def test_what_is_no_quantity_is_refused_with_what_would_be_one(parse: Callable[[
 
 
 def test_times_and_counts_are_said_in_few_letters() -> None:
-    said = [figures.duration(seconds) for seconds in (0, 2.5e-6, 0.002, 1.5, 423, 7800)]
+    said = [quantities.duration(seconds) for seconds in (0, 2.5e-6, 0.002, 1.5, 423, 7800)]
     assert said == ["0 µs", "2.5 µs", "2 ms", "1.5 s", "7 min 3 s", "2 h 10 min"]
-    assert [figures.duration(seconds) for seconds in (59.9996, 119.9, 7199)] == ["60 s", "2 min 0 s", "2 h 0 min"]
-    assert [figures.short(number) for number in (0.5, 950, 12_500, 3e6)] == ["0.5", "950", "12.5k", "3M"]
+    assert [quantities.duration(seconds) for seconds in (59.9996, 119.9, 7199)] == ["60 s", "2 min 0 s", "2 h 0 min"]
+    assert [quantities.short(number) for number in (0.5, 950, 12_500, 3e6)] == ["0.5", "950", "12.5k", "3M"]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def fields(make: Callable[..., str]) -> str:
 def test_a_rate_is_never_told_without_the_storage_it_is_modelled_for(
     fields: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
+    monkeypatch.setattr("solar.io.system.memory.page_cache_nbytes", lambda: 0)
     asking = ["plan", fields, "--memory", "60k", "--batch-size", "5"]
     given = ["--latency", "1ms", "--bandwidth", "2GB/s", "--iops", "100"]
     profile.save(_profile(Storage(0.5, 5e8, 100, 4)), kept := Path(fields).parent / "disk.json")
@@ -351,7 +351,7 @@ def test_what_the_page_cache_holds_is_nothing_to_plan(
     fields: str, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asking = ["plan", fields, "--memory", "60k", "--batch-size", "5"]
-    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 1 << 30)
+    monkeypatch.setattr("solar.io.system.memory.page_cache_nbytes", lambda: 1 << 30)
     assert main(asking) == 0
     shown = capsys.readouterr().out
     assert (
@@ -362,7 +362,7 @@ def test_what_the_page_cache_holds_is_nothing_to_plan(
     packed = make("b.h5", x=(np.zeros((300, 64), "f4"), {"chunks": (20, 64), "compression": "gzip"}))
     assert main(["plan", packed, "--memory", "60k", "--batch-size", "5"]) == 0
     assert "only decoding is left to plan.\nThe figures are for" in capsys.readouterr().out
-    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
+    monkeypatch.setattr("solar.io.system.memory.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
     assert asked(*asking, capsys=capsys)["fits_page_cache"] is False
     assert asked(*SMALL, capsys=capsys)["fits_page_cache"] is False
 
@@ -391,7 +391,7 @@ def test_a_share_of_memory_says_what_it_is_a_share_of(
 def test_a_long_plan_says_so_where_nobody_looks_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("solar.io.ranks.awaited.LINE_EVERY", 0.01)
+    monkeypatch.setattr("solar.io.channels.progress.LINE_EVERY", 0.01)
     real, asked_ = compare.planned, []
 
     def until_told(*given: Any) -> Any:
@@ -404,20 +404,20 @@ def test_a_long_plan_says_so_where_nobody_looks_on(
     assert main(SMALL) == 0
 
 
-def case(samples: int, **changes: Any) -> Case:
-    made = Case("", uniform(samples, 100), World(0, 1), 10, samples * 25, Storage(0.0, 1e6, 1000), 0, 3)
+def case(samples: int, **changes: Any) -> PlannedData:
+    made = PlannedData("", uniform(samples, 100), World(0, 1), 10, samples * 25, Storage(0.0, 1e6, 1000), 0, 3)
     return replace(made, **changes)
 
 
-def plan_of(one: Case) -> Plan:
+def plan_of(one: PlannedData) -> Plan:
     """Of the first node."""
     made = answer_to(one).plan
     assert made is not None
     return made.windows[0].plans[0]
 
 
-def answer_to(one: Case) -> compare.Answer:
-    return compare.answer([one], compare.job_of([one], one.memory))
+def answer_to(one: PlannedData) -> compare.Answer:
+    return compare.compare_policies([one], compare.job_of([one], one.memory))
 
 
 def test_a_large_data_set_is_followed_on_a_smaller_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +437,7 @@ def test_a_policy_is_what_the_planner_counts() -> None:
     one = case(1000)
     found = answer_to(one).outcomes["pinned"]
     room = one.memory
-    assert found == policies.pinned(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
+    assert found == policies.pinned_policy(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
 
 
 # --- what our plan does over time ----
@@ -448,7 +448,7 @@ def test_a_policy_is_what_the_planner_counts() -> None:
 def test_the_memory_is_full_and_never_more(per_unit: int, ranks: int, per_node: int, share: float) -> None:
     units = uniform(4000, 100, per_unit=per_unit)
     one = case(4000, units=units, world=World(0, ranks, 0, per_node), memory=1)
-    with pytest.raises(TooSmall) as caught:
+    with pytest.raises(BufferTooSmall) as caught:
         answer_to(one)
     memory = caught.value.least + int(share * 400_000 * per_node / ranks)
     plan = plan_of(replace(one, memory=memory))
@@ -476,7 +476,7 @@ def test_what_holds_all_of_it_has_nothing_to_show() -> None:
 def test_a_thinned_curve_hides_no_peak() -> None:
     y = np.zeros(100_000)
     y[[7, 54_321]] = (3.0, -2.0)
-    xs, ys = plot.thinned(plot.Curve("", np.arange(100_000.0), y, str, 1.0))
+    xs, ys = plot.thin_curve(plot.Curve("", np.arange(100_000.0), y, str, 1.0))
     assert len(xs) == len(ys) <= plot.MOST_POINTS + 2
     assert (ys.max(), ys.min()) == (3.0, -2.0)
 
@@ -505,7 +505,7 @@ def test_a_page_needs_nothing_and_is_well_formed(tmp_path: Path, capsys: pytest.
 def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_modelled(
     fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
+    monkeypatch.setattr("solar.io.system.memory.page_cache_nbytes", lambda: 0)
     path = tmp_path / "out.html"
     asking = ["plan", fields, "--memory", "60k", "--batch-size", "5", "--iops", "100", "--plot", str(path)]
     assert main(asking) == 0
@@ -516,20 +516,20 @@ def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_model
     assert "page cache" not in text
     assert len(re.findall('class="title"', text)) == 4
     assert "<p>Where solar reads, and what is in memory: of /image, 94% of the bytes.</p>" in text
-    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 1 << 30)
+    monkeypatch.setattr("solar.io.system.memory.page_cache_nbytes", lambda: 1 << 30)
     assert main(asking) == 0
     assert "and there is nothing to plan.</p>" in path.read_text()
 
 
 def test_few_dots_are_drawn_large_enough_to_be_seen() -> None:
     few, many = (plot.Curve("", np.arange(n), np.arange(n), str, 1.0, dots=True) for n in (10.0, 2000.0))
-    widths = [re.findall('stroke-width="([0-9.]+)"', plot.page(["x"], [one])) for one in (few, many)]
+    widths = [re.findall('stroke-width="([0-9.]+)"', plot.page_of_panels(["x"], [one])) for one in (few, many)]
     assert widths == [["4"], ["1.5"]]
 
 
 def test_bars_are_as_long_as_what_they_say() -> None:
     answered = compare.Answer({"torch": _outcome(8.0), "solar": _outcome(2.0)}, {}, ())
-    text = plot.page(["x & y"], plot.panels([case(10)], answered)[0])
+    text = plot.page_of_panels(["x & y"], plot.panels([case(10)], answered)[0])
     lengths = [float(length) for length in re.findall(r'<rect [^>]*width="([0-9.]+)"', text)]
     assert lengths[0] == pytest.approx(4 * lengths[1], rel=0.01)
     assert "x &amp; y" in text

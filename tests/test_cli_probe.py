@@ -12,9 +12,9 @@ import pytest
 
 from solar.cli import main
 from solar.cli import probe as command
-from solar.io.machine import profile
-from solar.io.machine.probe import LEAST
-from solar.io.machine.profile import Rate
+from solar.io.system import profile
+from solar.io.system.probe import LEAST
+from solar.io.system.profile import Rate
 from solar.values import Storage
 
 

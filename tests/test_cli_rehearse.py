@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from mpi_kit import under_gloo, under_mpi
 
-from solar.cli import main, rehearse, rehearsed
-from solar.torch.monitor.stats import CAUSES
+from solar.cli import main, rehearse
+from solar.loader.stats import CAUSES
 
 SAMPLES, WIDTH, BATCH = 101, 16, 8
 NBYTES = 4 * WIDTH + 8
@@ -68,8 +68,8 @@ def check_sums(answer: dict[str, Any], ranks: int, epochs: int) -> None:
         assert [one["samples"] for one in of] == [share] * ranks
         assert [one["batches"] for one in of] == [-(-share // BATCH)] * ranks
         assert [one["batch_bytes"] for one in of] == [share * NBYTES] * ranks
-        assert {name: sum(one[name] for one in of) for name in rehearsed.SUMMED} == {
-            name: epoch[name] for name in rehearsed.SUMMED
+        assert {name: sum(one[name] for one in of) for name in rehearse.SUMMED} == {
+            name: epoch[name] for name in rehearse.SUMMED
         }
         assert epoch["seconds"] == max(one["seconds"] for one in of)
         assert epoch["imbalance"] >= 1
@@ -150,7 +150,7 @@ def test_what_another_rank_cannot_do_names_that_rank_and_ends_all(how: str, scan
 def test_an_error_amid_the_epochs_ends_the_other_ranks_too(scan: str, tmp_path: Path) -> None:
     program = f"""
 import os
-from solar.cli import rehearse, rehearsed
+from solar.cli import rehearse
 from solar.errors import ReadError
 whole = rehearse._epoch
 def broken(loader, epoch, *more):
@@ -169,7 +169,7 @@ rehearse._epoch = broken
 def test_a_rank_that_dies_ends_the_others_with_a_line_that_names_both(scan: str) -> None:
     program = f"""
 import os, signal
-from solar.cli import rehearse, rehearsed
+from solar.cli import rehearse
 whole = rehearse._epoch
 def dying(loader, epoch, *more):
     if os.environ["RANK"] == "1" and epoch == 1:
@@ -222,7 +222,7 @@ def answer_of(compute: float, *ranks: tuple[float, float], epochs: int = 2, batc
     """An answer made of the seconds and the waited seconds of each rank in each later epoch; the first was slow."""
     facts = dict.fromkeys(("file", "by", "buffer", "exchange", "balance"), "x")
     facts |= {"datasets": ["/x"], "samples": 800, "nbytes": 4, "ranks": len(ranks), "batch": 8, "seed": 0}
-    counts = dict.fromkeys(rehearsed.SUMMED, 0) | {"batches": batches, "samples": 8 * batches, "bytes": 100}
+    counts = dict.fromkeys(rehearse.SUMMED, 0) | {"batches": batches, "samples": 8 * batches, "bytes": 100}
 
     def epoch(seconds: float, waited: float) -> dict[str, Any]:
         waits = {"storage": 0.75 * waited, "decode": 0.25 * waited}
@@ -232,7 +232,7 @@ def answer_of(compute: float, *ranks: tuple[float, float], epochs: int = 2, batc
         {"rank": rank, "node": f"n{rank // 2}", "epochs": [epoch(99, 98), *[epoch(*of)] * (epochs - 1)]}
         for rank, of in enumerate(ranks)
     ]
-    return rehearsed.as_json(facts | {"compute_seconds": compute}, per_rank)
+    return rehearse.as_json(facts | {"compute_seconds": compute}, per_rank)
 
 
 def test_the_verdict_is_of_the_later_epochs_and_of_the_slowest_rank() -> None:
@@ -267,7 +267,7 @@ def test_the_advice_is_of_what_was_waited_for(cause: str, advised: str, not_advi
     for one in answer["per_rank"][0]["epochs"]:
         one["wait_seconds"] = dict.fromkeys(CAUSES, 0.0) | {cause: 0.5, "start": 0.01}
     facts = {name: answer[name] for name in answer if name not in ("epochs", "per_rank", "nodes")}
-    verdict = rehearsed.as_json(facts, answer["per_rank"])["verdict"]
+    verdict = rehearse.as_json(facts, answer["per_rank"])["verdict"]
     assert advised in verdict
     assert not_advised not in verdict
 
@@ -280,7 +280,7 @@ def test_imbalance_is_the_slowest_over_the_mean_and_nodes_are_counted() -> None:
 
 def test_of_many_ranks_the_slowest_are_shown() -> None:
     answer = answer_of(0.0, *[(1 + (rank * 7 % 40) / 100, 0.0) for rank in range(40)])
-    lines = [*rehearsed.as_text(answer)]
+    lines = [*rehearse.as_text(answer)]
     shown = {int(line.split()[0]) for line in lines if re.match(r" *\d+ +n\d", line)}
-    assert shown == {rank for rank in range(40) if rank * 7 % 40 >= 40 - rehearsed.RANKS_SHOWN}
-    assert f"and {40 - rehearsed.RANKS_SHOWN} ranks more, each faster than these; --json has them all" in lines
+    assert shown == {rank for rank in range(40) if rank * 7 % 40 >= 40 - rehearse.RANKS_SHOWN}
+    assert f"and {40 - rehearse.RANKS_SHOWN} ranks more, each faster than these; --json has them all" in lines

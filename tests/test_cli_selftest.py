@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from solar.baseline.h5py_samples import H5pySamples
 from solar.cli import main
-from solar.io import one_of_each
-from solar.io.plain import Plain
+from solar.io import example_files
 
 
 @pytest.mark.slow
@@ -43,9 +43,9 @@ def test_what_differs_is_said_and_the_other_checks_go_on(
         found["lzf"][17, 0, 0] += 1
         return found
 
-    written, right = one_of_each.write, Plain.sample
-    monkeypatch.setattr(one_of_each, "write", write)
-    monkeypatch.setattr(Plain, "sample", lambda plain, index: right(plain, max(0, index - 1)))
+    written, right = example_files.write_one_of_each, H5pySamples.sample
+    monkeypatch.setattr(example_files, "write_one_of_each", write)
+    monkeypatch.setattr(H5pySamples, "sample", lambda plain, index: right(plain, max(0, index - 1)))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["selftest"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -61,8 +61,8 @@ def test_each_layout_is_one_that_it_says(tmp_path: Path) -> None:
     from solar import inspect
 
     path = tmp_path / "each.h5"
-    names = one_of_each.write(path)
+    names = example_files.write_one_of_each(path)
     layouts = {name: inspect(path, name) for name in names}
     assert {name for name, one in layouts.items() if one.reader != "direct"} == {"text"}
-    assert all(one.samples == one_of_each.SAMPLES for one in layouts.values())
-    assert set(one_of_each.BATCHED) <= set(names)
+    assert all(one.samples == example_files.SAMPLES for one in layouts.values())
+    assert set(example_files.BATCHED) <= set(names)

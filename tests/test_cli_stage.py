@@ -12,7 +12,7 @@ from stage_kit import LAYOUTS, as_a_new_process, epoch, own, stage_files, taken,
 from solar import H5Dataset
 from solar.cli import main
 from solar.cli import stage as command
-from solar.io.read import stage
+from solar.io.reading import stage
 
 
 @pytest.fixture

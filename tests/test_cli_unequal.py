@@ -51,7 +51,7 @@ def test_the_plan_of_samples_of_unequal_length_is_the_runs(
     kind: str, layout: str, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 32)
+    monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 32)
     asked, data = asked_of(kind, tmp_path / "a.h5", layout)
     sampler = PlanSampler(data, 1, 0, seed=0)
 

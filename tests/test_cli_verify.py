@@ -15,8 +15,8 @@ from store_kit import all_of_hdf5, smooth
 
 from solar import read
 from solar.cli import main
-from solar.io.compress.store import compress
-from solar.io.layout.hdf5 import inspect
+from solar.io.codec.store import compress
+from solar.io.hdf5.layouts import inspect
 
 Shown = pytest.CaptureFixture[str]
 

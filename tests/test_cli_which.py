@@ -32,7 +32,7 @@ def stack(path: Path, stored: str, shape: tuple[int, ...] = (24, 20, 90)) -> Non
 def test_the_plan_of_slices_is_the_runs(
     stored: str, memory: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 2_000)
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 2_000)
     stack(tmp_path / "a.h5", stored)
     answer = answered(capsys, tmp_path / "a.h5", "y", "--axis", "u=-1", "--memory", memory)
     data = H5Dataset(str(tmp_path / "a.h5"), {"y": "y", "u": Field("u", axis=-1)})
@@ -43,7 +43,7 @@ def test_the_plan_of_slices_is_the_runs(
 def test_the_plan_of_windows_along_another_axis_is_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 2_000)
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 2_000)
     stack(tmp_path / "a.h5", "gzip", (12, 20, 5, 9))
     asked = ["--axis", "u=0,1", "--window", "u=0:4", "--every", 2, "--memory", 400_000]
     answer = answered(capsys, tmp_path / "a.h5", *asked)

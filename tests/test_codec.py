@@ -21,9 +21,8 @@ import solar
 import solar.filters
 from solar import H5Dataset, _native
 from solar.errors import CodecError
-from solar.io.compress.codec import CODERS, FILTER, PREDICTORS, Codec, parse, span_of
-from solar.io.compress.exact import rounded_down
-from solar.io.compress.filters import filter_values
+from solar.io.codec.codec import CODERS, FILTER, PREDICTORS, Codec, parse, rounded_down, span_of
+from solar.io.codec.filters import filter_values
 
 GOLDEN = Path(__file__).parent / "golden" / "codec"
 TYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]

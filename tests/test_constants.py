@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, Ragged, Windows
-from solar.io.read.reader import Rows
+from solar.io.reading.reader import Rows
 
 LENGTHS = (14, 0, 9, 18)
 
@@ -204,7 +204,7 @@ def test_what_is_no_constant_is_told(fields: Any, said: str, tmp_path: Path) -> 
 
 def test_constants_do_not_grow_without_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(path) for path in written(tmp_path)]
-    monkeypatch.setattr("solar.io.constants.CONSTANT_NBYTES", 24)
+    monkeypatch.setattr("solar.samples.constants.CONSTANT_NBYTES", 24)
     with pytest.raises(LayoutError, match="constants are held in memory, and the different values of the files take "):
         H5Dataset(paths, ("x", Field("det/mask", constant=True)))
     H5Dataset(paths[:2], ("x", Field("det/mask", constant=True)))

@@ -20,8 +20,8 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import Crops, DataLoader, Field, H5Dataset, PlanError, PlanSampler, compress
-from solar.io.read.engine import Engine
-from solar.torch.batch.pending import leaves
+from solar.io.reading.engine import Engine
+from solar.samples.pending import leaves
 from solar.values import Storage
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -31,7 +31,7 @@ EPOCHS = 3
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contiguous data is cut into blocks of so few bytes that small volumes have several."""
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 300)
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 300)
 
 
 def data_of(kind: str, folder: Path, stored: str) -> Any:
@@ -227,7 +227,7 @@ def test_boxes_with_a_damaged_chunk_are_left_out(tmp_path: Path) -> None:
 @pytest.fixture
 def no_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are worth a buffer, too."""
-    monkeypatch.setattr("solar.torch.buffer.budget.LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("solar.buffer.buffer_size.LEAST_EPOCH_SECONDS", 0.0)
 
 
 def decoded_in(data: Any, **terms: Any) -> tuple[bool, list[Any], int]:
@@ -258,7 +258,7 @@ def test_none_is_taken_unasked_where_nothing_is_encoded_where_memory_is_short_or
     data = data_of("random", tmp_path / "gzip", "gzip")
     assert not decoded_in(dataset_of(tmp_path / "few", "gzip", per=1), epochs=1)[0]
     nbytes = sum(layout.nbytes for layout in leaves(data.layouts))
-    monkeypatch.setattr("solar.io.machine.available.free_nbytes", lambda: 4 * nbytes)
+    monkeypatch.setattr("solar.io.system.memory.free_nbytes", lambda: 4 * nbytes)
     assert not decoded_in(data)[0]
 
 
@@ -267,7 +267,7 @@ def test_ranks_do_not_divide_them_by_where_they_lie(
     balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = data_of("random", tmp_path, "gzip")
-    monkeypatch.setattr("solar.torch.buffer.buffer.those_of", lambda *_: run_kit)
+    monkeypatch.setattr("solar.buffer.buffer.those_of", lambda *_: run_kit)
     monkeypatch.setattr(run_kit, "ranks", 2, raising=False)
     sampler: Any = PlanSampler(data, 2, 0)
     with pytest.raises(PlanError, match=f"has boxes, which are not divided among ranks .*balance='{balance}'; leave"):

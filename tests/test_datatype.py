@@ -12,7 +12,7 @@ from h5py import h5d, h5s, h5t
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.io.layout.datatype import decode
+from solar.io.hdf5.datatype import decode
 
 
 def written(folder: Path, kind: Any, libver: str = "earliest") -> tuple[bytes, np.dtype[Any]]:

@@ -13,13 +13,13 @@ import torch
 from kit import settle
 
 from solar import DataLoader, H5Dataset, PlanSampler
+from solar.buffer import buffer_size
 from solar.cli import main
-from solar.io.machine import available as machine
-from solar.io.machine.profile import MEMORY
-from solar.planner.course import Plan, plan_rows
-from solar.planner.order import random
-from solar.planner.units import uniform
-from solar.torch.buffer import budget
+from solar.io.system import memory as machine
+from solar.io.system.profile import MEMORY
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.torch_shuffles import random
+from solar.planning.units import uniform
 from solar.values import Storage
 
 SAMPLES, SHAPE = 600, (16, 32)
@@ -29,7 +29,7 @@ CHUNKS = {"one sample": (1, *SHAPE), "tiles": (1, 5, 32)}
 
 @pytest.fixture(autouse=True)
 def small_data_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(buffer_size, "LEAST_EPOCH_SECONDS", 0.0)
 
 
 def written(folder: Path, chunks: str = "one sample") -> tuple[H5Dataset, Any]:
@@ -78,7 +78,7 @@ def test_what_is_taken_is_never_more_than_may_be_had(tmp_path: Path, monkeypatch
     expected = passes(loader_of(data, "planned", buffer=0), 3)
     decoded = []
     for allowed in (NBYTES // 2, NBYTES, 4 * NBYTES):
-        monkeypatch.setattr(machine, "free_nbytes", lambda allowed=allowed: budget.FREE * allowed)
+        monkeypatch.setattr(machine, "free_nbytes", lambda allowed=allowed: buffer_size.FREE * allowed)
         with loader_of(data, "planned", epochs=3) as loader:
             found = passes(loader, 3)
             assert loader.stats()["peak_bytes"] <= allowed

@@ -17,15 +17,15 @@ from device_kit import SAMPLES, Eager, Lazy, all_same, loaders, pretend, pretend
 from torch.utils.data import TensorDataset, default_collate
 
 from solar import DataLoader, Field, H5Dataset, _native
+from solar.device import copier as landing_module
+from solar.device import ring as ring_module
+from solar.device.copier import DeviceCopier, DeviceForm
 from solar.errors import CodecError, PlanError
-from solar.gpu import copier as landing_module
-from solar.gpu import ring as ring_module
-from solar.gpu.copier import DeviceCopier, DeviceForm
-from solar.io.machine.late import Late
-from solar.planner.budget import pooled_nbytes
-from solar.torch.batch.coming import Coming
-from solar.torch.batch.pending import PendingBatch
-from solar.torch.monitor.stats import Stats
+from solar.io.system.waiting import WaitTimeout
+from solar.loader.batch_future import BatchFuture
+from solar.loader.stats import Stats
+from solar.planning.budget import pooled_nbytes
+from solar.samples.pending import PendingBatch
 
 Pair = namedtuple("Pair", ["one", "two"])
 _ = pretended  # a fixture
@@ -190,7 +190,7 @@ def test_memory_is_read_to_again_only_when_all_let_go_of_it_and_it_was_copied() 
 
 def test_memory_that_was_adopted_stays_until_nobody_uses_it() -> None:
     device = Lazy(torch.device("cpu"))
-    adopted, nbytes = ring_module.Adopted(device), ring_module.ADOPTED_FROM
+    adopted, nbytes = ring_module.PinnedPool(device), ring_module.ADOPTED_FROM
     for _ in range(3):  # two at most
         adopted.take_the_place_of(0, torch.from_numpy(_native.take(nbytes)), 2)
     adopted.take_the_place_of(0, torch.zeros(nbytes), 9)  # not the pool's
@@ -211,7 +211,7 @@ def test_memory_that_was_adopted_stays_until_nobody_uses_it() -> None:
 
 def on_lazy(ahead: int = 2) -> tuple[DeviceCopier, Lazy]:
     device = Lazy(torch.device("cpu"))
-    adopted = ring_module.Adopted(device)
+    adopted = ring_module.PinnedPool(device)
     return DeviceCopier(DeviceForm(torch.device("cpu")), device, adopted, Stats(), ahead=ahead), device
 
 
@@ -297,22 +297,22 @@ def test_an_error_comes_when_the_turn_of_its_batch_does(pretended: str, path: st
         assert loader.stats()["resident_bytes"] == 0
 
 
-def stuck(coming: Coming, seconds: float | None) -> Any:
+def stuck(coming: BatchFuture, seconds: float | None) -> Any:
     time.sleep(seconds or 0)
-    raise Late("no values: still waiting for sample 17")
+    raise WaitTimeout("no values: still waiting for sample 17")
 
 
-def there(coming: Coming, seconds: float | None) -> Any:
+def there(coming: BatchFuture, seconds: float | None) -> Any:
     return torch.arange(3)
 
 
 def test_who_waits_too_long_is_told_for_what_and_the_next_batch_lands() -> None:
     landing, _device = on_lazy(ahead=1)
-    first, second, third = (landing.start(Coming(PendingBatch((), []), 3, get)) for get in (stuck, there, there))
-    with pytest.raises(Late, match="still waiting for sample 17"):
+    first, second, third = (landing.start(BatchFuture(PendingBatch((), []), 3, get)) for get in (stuck, there, there))
+    with pytest.raises(WaitTimeout, match="still waiting for sample 17"):
         first.wait(0.3)
     first.forget()
-    with pytest.raises(Late, match="no place for it on the device"):
+    with pytest.raises(WaitTimeout, match="no place for it on the device"):
         third.wait(0.5)
     second.forget()  # which has landed: its place is the third's
     assert third.wait(60).tolist() == [0, 1, 2]

@@ -15,8 +15,8 @@ from decode_kit import CASES, FORGED, LITTLE_SCRATCH, case_of, rows_of
 from device_kit import same, write
 
 from solar import DataLoader, Field, H5Dataset
-from solar.gpu import copier as landing
-from solar.gpu import ring
+from solar.device import copier as landing
+from solar.device import ring
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -89,7 +89,7 @@ def test_batches_decoded_on_a_gpu_are_those_of_the_host_bit_for_bit(path: str) -
 @pytest.mark.parametrize("name", [*CASES, *FORGED])
 def test_kernels_on_a_gpu_give_the_bits_of_the_hosts_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from solar.gpu.kernels import launch
+    from solar.device.kernels import launch
 
     monkeypatch.setattr(launch, "LAUNCH_SCRATCH", LITTLE_SCRATCH)
     case = case_of(name)

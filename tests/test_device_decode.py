@@ -20,8 +20,8 @@ from decode_kit import CASES, CPU, FORGED, GOLDEN, Case, rows_of
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.device.kernels import Decoder
 from solar.errors import CodecError, PlanError
-from solar.gpu.kernels import Decoder
 
 HERE = Path(__file__).parent
 TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -213,7 +213,7 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from solar.gpu.kernels import entropy, launch, tables, tiles
+    from solar.device.kernels import entropy, launch, tables, tiles
 
     module, cut = {
         "entropy": (entropy, launch.WARP),

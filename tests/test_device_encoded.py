@@ -16,10 +16,10 @@ from store_kit import smooth
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from solar import DataLoader, Field, H5Dataset, _native, compress, inspect
+from solar.buffer import buffer_size as sizing
 from solar.errors import CodecError, PlanError
-from solar.io.read.encoded import KEPT_ENCODED, ROW_ALIGNMENT, SLACK, encoded
-from solar.io.read.reader import Rows
-from solar.torch.buffer import budget as sizing
+from solar.io.reading.encoded import KEPT_ENCODED, ROW_ALIGNMENT, SLACK, encoded_views
+from solar.io.reading.reader import Rows
 
 _ = pretended  # a fixture
 
@@ -52,7 +52,7 @@ def _alike(whole: h5py.File, file: h5py.File, chunks: dict[int, bytes]) -> None:
 
 def test_a_row_of_the_view_is_the_chunk_as_it_is_stored_and_zeros(folder: Path) -> None:
     layouts = [inspect(folder / name, "x") for name in ("a.h5", "b.h5")]
-    views = encoded(layouts)
+    views = encoded_views(layouts)
     assert isinstance(views, list)
     largest = max(int(layout.chunk_nbytes.max()) for layout in layouts)
     for view, name in zip(views, ("a.h5", "b.h5"), strict=True):
@@ -129,7 +129,7 @@ def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatc
         return _native.check_chunks(rows, *given)
 
     native = SimpleNamespace(**{**vars(_native), "check_chunks": counting})
-    monkeypatch.setattr("solar.gpu.kernels.heads._native", native)
+    monkeypatch.setattr("solar.device.kernels.heads._native", native)
     for options in ({}, {"buffer": "1MiB"}, {"resident": "1MB"}):
         checked.clear()
         loader = DataLoader(H5Dataset(str(folder / "a.h5"), "x"), 6, device="cpu", decode="device", **options)  # type: ignore[arg-type]
@@ -152,11 +152,11 @@ def test_files_with_coding_tables_of_their_own_are_decoded_by_those(
     for seed in (7, 8):
         write(tmp_path, f"{seed}.h5", seed=seed, rough=seed - 7.0)
     dataset = H5Dataset([str(folder / "a.h5"), *map(str, sorted(tmp_path.glob("[78].h5")))], {"x": "x", "n": "counts"})
-    views = encoded([dataset.layouts["x"]])
+    views = encoded_views([dataset.layouts["x"]])
     assert isinstance(views, list) and len(views[0].tables) == 3
     host, there = loaders(dataset, 9, True, decode="device")
     assert all_same(host, there)
-    monkeypatch.setattr("solar.io.read.encoded.MOST_TABLES", 2)
+    monkeypatch.setattr("solar.io.reading.encoded.MOST_TABLES", 2)
     with pytest.raises(PlanError, match="3 different coding tables in its files, more than 2"):
         iter(DataLoader(dataset, 9, device="cpu", decode="device"))
 
@@ -187,7 +187,7 @@ def test_a_field_that_a_device_would_round_otherwise_is_decoded_on_the_host(fold
 
 
 def test_chunks_of_other_numbers_than_the_data_sets_are_refused(folder: Path) -> None:
-    [view] = encoded([inspect(folder / "a.h5", "x")])  # type: ignore[misc]
+    [view] = encoded_views([inspect(folder / "a.h5", "x")])  # type: ignore[misc]
     [kept] = view.layout.forms[0].filters
     with h5py.File(folder / "a.h5") as file:
         chunk = stored(file, 0)

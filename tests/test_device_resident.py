@@ -15,9 +15,9 @@ from device_kit import SAMPLES, Eager, all_same, loaders, pretend, pretended, sa
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from solar import DataLoader, Field, H5Dataset
+from solar.device.cache import DeviceCache, PendingRows
 from solar.errors import CodecError, PlanError
-from solar.gpu.cache import DeviceCache, Joining
-from solar.torch.monitor.stats import Stats
+from solar.loader.stats import Stats
 
 _ = pretended  # a fixture
 ROW = 24 * 40 * 4  # bytes of a sample of x
@@ -229,14 +229,14 @@ def test_batches_are_put_together_in_the_stream_of_copies_one_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = pretend(monkeypatch, Eager)
-    joined, threads = Joining.joined, set()
+    joined, threads = PendingRows.joined, set()
 
-    def watched(self: Joining, *given: Any) -> Any:
+    def watched(self: PendingRows, *given: Any) -> Any:
         assert made[0].beside_now, "what stays would be written while another stream reads it"
         threads.add(threading.current_thread().name.split("_")[0])
         return joined(self, *given)
 
-    monkeypatch.setattr(Joining, "joined", watched)
+    monkeypatch.setattr(PendingRows, "joined", watched)
     host, there = loaders(H5Dataset(str(folder / "a.h5"), "x"), 6, True, resident="1MB")
     assert all_same(host, there) and all_same(host, there)
     assert len(made) == 1 and threads == {"solar-landing"}

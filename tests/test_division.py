@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solar.planner.division import Division, Group, at_home, by_turns, divided, largest, seated
-from solar.planner.regions import around
-from solar.planner.units import Units, uniform
+from solar.planning.regions import around
+from solar.planning.sharing import Division, Group, at_home, by_turns, divide_uses, largest, seated
+from solar.planning.units import Units, uniform
 
 NONE = -1
 
@@ -67,7 +67,7 @@ def test_homes_divide_each_step_among_the_ranks(world: tuple[np.ndarray, ...], e
     node_of, starts, homes = world
     ranks, steps = len(node_of), len(starts) - 1
     taken = at_home(homes, starts, node_of, even=even)
-    each = [divided(starts, taken, homes, rank, mates(node_of, rank), sends=sends) for rank in range(ranks)]
+    each = [divide_uses(starts, taken, homes, rank, mates(node_of, rank), sends=sends) for rank in range(ranks)]
     memory = carried_out(each, steps, sends)
     for step in range(steps):
         got, uses = [], int(starts[step + 1] - starts[step])
@@ -93,7 +93,7 @@ def test_by_turns_each_rank_has_what_torch_gives_it_and_nothing_travels(world: t
     ranks = len(node_of)
     taken = by_turns(starts, ranks)
     for rank in range(ranks):
-        one = divided(starts, taken, taken, rank, mates(node_of, rank), sends=False)
+        one = divide_uses(starts, taken, taken, rank, mates(node_of, rank), sends=False)
         for step in range(len(starts) - 1):
             own = one.batch.uses[one.batch.starts[step] : one.batch.starts[step + 1]]
             assert own.tolist() == list(range(starts[step] + rank, starts[step + 1], ranks))
@@ -108,10 +108,10 @@ def test_the_largest_batches_of_all_ranks_are_those_of_each_alone(
 ) -> None:
     node_of, starts, homes = world
     taken = at_home(homes, starts, node_of, even=even)
-    with mock.patch("solar.planner.division.SWEEP_BLOCK", at_a_time):
+    with mock.patch("solar.planning.sharing.SWEEP_BLOCK", at_a_time):
         sizes, come = largest(starts, taken, homes, node_of, sends=sends)
     for rank in range(len(node_of)):
-        one = divided(starts, taken, homes, rank, mates(node_of, rank), sends=sends)
+        one = divide_uses(starts, taken, homes, rank, mates(node_of, rank), sends=sends)
         assert sizes[rank] == one.sizes.max()
         assert come[rank] == (np.bincount(one.come[:, 0], minlength=1).max() if sends else 0)
 

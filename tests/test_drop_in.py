@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, SequentialSampler, TensorDataset
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError
-from solar.io.read.engine import Ticket
-from solar.torch.batch.pending import PendingBatch
+from solar.io.reading.engine import Ticket
+from solar.samples.pending import PendingBatch
 
 SAMPLES = 30
 

@@ -12,8 +12,8 @@ import exchange_kit as kit
 import mpi_kit
 import pytest
 
+from solar.distributed.exchange import mail
 from solar.errors import PlanError, ReadError
-from solar.io.exchange.exchanged import mail
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 BAD = 44  # a sample that cannot be read
@@ -181,7 +181,7 @@ mpi4py.rc.thread_level = "single"
 from mpi4py import MPI
 import exchange_kit as kit
 from solar.errors import PlanError
-from solar.io.exchange.exchanged import mail
+from solar.distributed.exchange import mail
 try:
     mail("mpi")
 except PlanError as error:

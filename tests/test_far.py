@@ -25,7 +25,7 @@ import solar
 from solar import DataLoader, Field, H5Dataset, LayoutError, PlanSampler, ReadError
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-from solar.io.far import fetch, place
+from solar.io.remote import fetch, location
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_patterns_and_folders_of_a_store(tmp_path: Path) -> None:
         written(tmp_path / f"run{number}.h5", samples=10)
     (tmp_path / "notes.txt").write_text("x")
     for url in (f"file://{tmp_path}/run*.h5", f"file://{tmp_path}/"):
-        assert place.listed(url, (".h5",)) == [f"file://{tmp_path}/run10.h5", f"file://{tmp_path}/run9.h5"]
+        assert location.listed(url, (".h5",)) == [f"file://{tmp_path}/run10.h5", f"file://{tmp_path}/run9.h5"]
     assert len(H5Dataset(f"file://{tmp_path}/run*.h5", {"x": "x"})) == 20
     with pytest.raises(LayoutError, match="no object matches"):
         H5Dataset(f"file://{tmp_path}/walk*.h5", {"x": "x"})

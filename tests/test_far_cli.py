@@ -21,7 +21,7 @@ from stage_kit import KINDS, written
 import solar
 from solar import PlanError
 from solar.cli import bench, main
-from solar.io.machine.copied import copied
+from solar.io.system.local_copy import local_copy
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -107,7 +107,7 @@ def test_compress_writes_what_it_writes_of_the_file(
 
 def test_a_command_that_was_ended_finds_its_copy(web: Web, tmp_path: Path) -> None:
     url, out = web.url("one.h5"), tmp_path / "out.h5"
-    with pytest.raises(KeyboardInterrupt), copied(url, out, lambda *_: None) as path:
+    with pytest.raises(KeyboardInterrupt), local_copy(url, out, lambda *_: None) as path:
         assert path.read_bytes() == (web.folder / "one.h5").read_bytes()
         raise KeyboardInterrupt
     assert left(tmp_path) == [path.name]
@@ -119,12 +119,12 @@ def test_a_command_that_was_ended_finds_its_copy(web: Web, tmp_path: Path) -> No
 
 def test_a_copy_of_another_object_is_not_taken(web: Web, tmp_path: Path) -> None:
     url, out = web.url("one.h5"), tmp_path / "out.h5"
-    with pytest.raises(KeyboardInterrupt), copied(url, out, lambda *_: None):
+    with pytest.raises(KeyboardInterrupt), local_copy(url, out, lambda *_: None):
         raise KeyboardInterrupt
     written(web.folder / "other.h5", "gzip", seed=1).tobytes()
     (web.folder / "other.h5").replace(web.folder / "one.h5")
     time.sleep(2.1)  # what was looked at a moment ago is not asked for again
-    with copied(url, out, lambda *_: None) as path:
+    with local_copy(url, out, lambda *_: None) as path:
         assert path.read_bytes() == (web.folder / "one.h5").read_bytes()
         assert left(tmp_path) == [path.name]
     assert left(tmp_path) == []
@@ -173,7 +173,7 @@ def test_errors_name_the_url_and_leave_nothing(web: Web, tmp_path: Path, capsys:
 def test_there_must_be_room_for_a_copy(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(PlanError, match=r"a copy of .* is needed in .*, and 1,000 B are free"):
-        copied(web.url("one.h5"), tmp_path / "out.h5", lambda *_: None).__enter__()
+        local_copy(web.url("one.h5"), tmp_path / "out.h5", lambda *_: None).__enter__()
 
 
 def test_tune_reads_a_copy(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

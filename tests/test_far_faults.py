@@ -20,10 +20,10 @@ from solar import DataLoader, H5Dataset, ReadError, _native
 from solar.cli import main as cli
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-from solar.io.far import fetch, place
-from solar.io.layout import index
+from solar.io.hdf5 import chunk_index
+from solar.io.remote import fetch, location
 
-RETRIES, TIMEOUT = place.RETRIES, place.TIMEOUT
+RETRIES, TIMEOUT = location.RETRIES, location.TIMEOUT
 
 ENOUGH = 60.0  # seconds in which whatever hangs would not have ended
 
@@ -32,12 +32,14 @@ ENOUGH = 60.0  # seconds in which whatever hangs would not have ended
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """Patience as for a user, but in less time."""
     quick = {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=50), "base": 2}
-    monkeypatch.setattr(place, "RETRIES", {"max_retries": 3, "retry_timeout": timedelta(seconds=5), "backoff": quick})
-    monkeypatch.setattr(place, "TIMEOUT", "2s")
-    place.store_of.cache_clear()
+    monkeypatch.setattr(
+        location, "RETRIES", {"max_retries": 3, "retry_timeout": timedelta(seconds=5), "backoff": quick}
+    )
+    monkeypatch.setattr(location, "TIMEOUT", "2s")
+    location.store_of.cache_clear()
     with served(tmp_path) as one:
         yield one
-    place.store_of.cache_clear()
+    location.store_of.cache_clear()
 
 
 def data_of(web: Web, fault: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
@@ -248,8 +250,8 @@ def test_a_fault_of_one_sample_may_be_left_out(web: Web) -> None:
 
 def test_a_server_that_drips_is_given_up_in_the_time_that_is_said(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then would be asked for five times, each time for as long as a request may take."""
-    monkeypatch.setattr(place, "TIMEOUT", "1s")
-    monkeypatch.setattr(place, "RETRIES", {**place.RETRIES, "max_retries": 1})
+    monkeypatch.setattr(location, "TIMEOUT", "1s")
+    monkeypatch.setattr(location, "RETRIES", {**location.RETRIES, "max_retries": 1})
     monkeypatch.setattr(fetch, "REPEATED_FOR", 0.5)  # less than a request takes that is given up
     ranges = []
 
@@ -316,7 +318,7 @@ def test_it_is_read_where_that_is_asked_for_in_words_and_nothing_of_it_is_kept(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(index, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(chunk_index, "WORTH_KEEPING", 1)
     stage = tmp_path / "stage"
     stage.mkdir()
     values = written(web.folder / "one.h5", "gzip")
@@ -328,7 +330,7 @@ def test_it_is_read_where_that_is_asked_for_in_words_and_nothing_of_it_is_kept(
         assert not [*stage.rglob("*.stage")]
         assert not [*tmp_path.glob("cache/**/*.index")]
         values = written(web.folder / "one.h5", "gzip", seed=1)
-        place.store_of.cache_clear()
+        location.store_of.cache_clear()
         _native.far_forget()
         fetch._Fetchers.here = None
         again = H5Dataset("unversioned+" + web.url("one.h5"), {"x": "x"}, stage=stage)

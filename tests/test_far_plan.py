@@ -16,11 +16,11 @@ from stage_kit import written
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.cli import main
-from solar.io.machine import profile
-from solar.io.read.reader import Rows
-from solar.io.read.run import requests_of
-from solar.io.read.trial import tried
-from solar.planner.planned_passes import STEPS_AHEAD, steps_ahead
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import requests_of
+from solar.io.reading.trial import try_packing
+from solar.io.system import profile
+from solar.planning.planned_passes import STEPS_AHEAD, steps_ahead
 from solar.values import Storage
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
@@ -157,7 +157,7 @@ def test_whether_rows_are_worth_packing_is_asked_in_two_round_trips(
     monkeypatch.setattr(Rows, "start", noted)
     begun = len(web.data())
     storage = Storage(latency=1e-3, bandwidth=1e7, iops=1e4)  # so slow that a trial is little beside a scan
-    tried(layout, storage, 0.9)
+    try_packing(layout, storage, 0.9)
     assert len(asked) == 2
     assert len(web.data()) - begun > 8  # of rows from all over the file
 

@@ -131,8 +131,8 @@ def test_an_index_is_asked_for_level_by_level(kind: str, tmp_path: Path) -> None
     """12,500 chunks: some hundred pieces of an index, all over the file."""
     sparse(tmp_path / "large.h5", kind, 32)
     with served(tmp_path) as web, rounds(web) as made, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("solar.io.far.fetch.MOST_IN_FLIGHT", 512)  # so that none waits for another
-        patched.setattr("solar.io.far.fetch.IN_FLIGHT", 512)
+        patched.setattr("solar.io.remote.fetch.MOST_IN_FLIGHT", 512)  # so that none waits for another
+        patched.setattr("solar.io.remote.fetch.IN_FLIGHT", 512)
         H5Dataset(web.url("large.h5"), {"x": "x"}, cache=None)
         nbytes = sum(one.nbytes for one in web.data())
     assert len(made.made) <= 6, made.made

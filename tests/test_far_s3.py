@@ -16,7 +16,7 @@ from solar import DataLoader, H5Dataset, LayoutError, ReadError
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'solar[integrations]'")
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'solar[integrations]'")
-from solar.io.far import place  # noqa: E402
+from solar.io.remote import location  # noqa: E402
 
 SECRET = "averysecretkey"
 
@@ -30,13 +30,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     told = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "eu-west-1"}
     for name, value in {**told, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
         monkeypatch.setenv(name, value)
-    place.store_of.cache_clear()
+    location.store_of.cache_clear()
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
     client = boto3.client("s3", endpoint_url=endpoint, region_name="eu-west-1")
     client.create_bucket(Bucket="runs", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     yield client
     running.stop()
-    place.store_of.cache_clear()
+    location.store_of.cache_clear()
 
 
 def test_objects_and_patterns_of_them(bucket: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from solar import DataLoader, H5Dataset, LayoutError, ReadError, inspect, read
 from solar.cli import main
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-from solar.io.far import place
+from solar.io.remote import location
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "keyidthatnobodysees",
@@ -30,7 +30,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """A server that gives what is asked for, however it is signed, as an S3 endpoint."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    place.store_of.cache_clear()
+    location.store_of.cache_clear()
     with served(tmp_path) as one:
         folder = tmp_path / f"bucket{one.port}"  # what was looked at a moment ago, by another test, is not asked for
         folder.mkdir()
@@ -40,7 +40,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
         monkeypatch.setenv("AWS_REGION", "eu-west-1")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         yield one
-    place.store_of.cache_clear()
+    location.store_of.cache_clear()
 
 
 def url(web: Web, name: str = "one.h5") -> str:

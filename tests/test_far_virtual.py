@@ -18,7 +18,7 @@ from virtual_kit import UNLIMITED, Mapping, Taken, view
 
 import solar
 from solar import DataLoader, H5Dataset, LayoutError
-from solar.io.libhdf5 import slow
+from solar.io.hdf5 import guarded_reader
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -198,7 +198,7 @@ def test_a_file_that_makes_libhdf5_ask_without_an_end(
     tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_of(tmp_path / "v.h5", "s.h5")
-    monkeypatch.setattr(slow, "MOST_WANTED", 3)
+    monkeypatch.setattr(guarded_reader, "MOST_WANTED", 3)
     with pytest.raises(solar.ReadError, match=r"v\.h5: libhdf5 wants more of its metadata than there should be"):
         H5Dataset(web.url("v.h5"), {"x": "x"})
     monkeypatch.undo()
@@ -208,12 +208,12 @@ def test_a_file_that_makes_libhdf5_ask_without_an_end(
 def test_a_far_file_replaced_while_libhdf5_reads_it(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     one_of(tmp_path / "v.h5", "s.h5")
     (tmp_path / "v.h5").write_bytes((tmp_path / "v.h5").read_bytes() + bytes(3 << 20))  # not in one piece
-    read = slow._native.far_read
+    read = guarded_reader._native.far_read
 
     def replaced(url: str, was: Any, offset: int, nbytes: int) -> bytes:
         return read(url, (was[0], was[1], was[2] + 2, was[3] + 2), offset, nbytes)
 
-    monkeypatch.setattr(slow._native, "far_read", replaced)
+    monkeypatch.setattr(guarded_reader._native, "far_read", replaced)
     with pytest.raises(solar.ReadError, match="changed since it was inspected"):
         solar.inspect(web.url("v.h5"), "x")
 

@@ -43,8 +43,8 @@ from faults_kit import (
 )
 
 from solar import DataLoader, H5Dataset, ReadError, compress, inspect
-from solar.io.layout import index
-from solar.io.machine import profile, whole
+from solar.io.hdf5 import chunk_index
+from solar.io.system import atomic_file, profile
 
 HEAD = ["what happens", "what becomes of the epoch"]
 OTHERS_HEAD = ["what else happens", "what becomes of it"]
@@ -187,7 +187,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return file
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole, "open", opened, raising=False)
+        patch.setattr(atomic_file, "open", opened, raising=False)
         yield
 
 
@@ -203,7 +203,7 @@ def error_of(act: Callable[[], Any], folder: Path) -> str:
 
 def no_room_for_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path, cache = written(folder, chunks=(1, WIDTH)), folder / "cache"
-    monkeypatch.setattr(index, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(chunk_index, "WORTH_KEEPING", 1)
     with full_disk(monkeypatch):
         assert inspect(path, "x", cache=cache).digest == inspect(path, "x", cache=None).digest
     assert [*cache.iterdir()] == []

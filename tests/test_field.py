@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import solar
 from solar import Field, _native
-from solar.io import field as field_module
+from solar.samples import field as field_module
 
 Array = NDArray[Any]
 

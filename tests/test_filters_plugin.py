@@ -23,7 +23,7 @@ from test_codec import BOUNDS, GOLDEN, TYPES, some_array, within
 import solar.filters
 from solar import CodecError
 from solar.filters import FILTER, FOLDER, NAMED, Bounded, filter_values, named
-from solar.io.compress.codec import CODERS, PREDICTORS, Codec
+from solar.io.codec.codec import CODERS, PREDICTORS, Codec
 
 Make = Callable[..., str]
 

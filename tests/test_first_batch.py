@@ -14,10 +14,10 @@ from far_kit import Asked, served
 from kit import engine, settle
 
 from solar import DataLoader, H5Dataset
-from solar.io.far import place
-from solar.io.ranks import awaited as module
-from solar.io.ranks.awaited import Phase
-from solar.torch.epoch.first import percent
+from solar.io.channels import progress as module
+from solar.io.channels.progress import Phase
+from solar.io.remote import location
+from solar.loader.first_batch import percent
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -74,9 +74,9 @@ def until(there: Callable[[], bool]) -> bool:
 def test_it_is_told_how_much_of_it_is_there(
     buffer: Any, tmp_path: Path, phases: list[Phase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "looked_at", lambda: True)
+    monkeypatch.setattr(module, "is_watched", lambda: True)
     monkeypatch.setattr(module, "PATIENCE", LONG)  # nothing is drawn
-    monkeypatch.setattr(place, "TIMEOUT", f"{LONG:.0f}s")  # a request that is held is not given up
+    monkeypatch.setattr(location, "TIMEOUT", f"{LONG:.0f}s")  # a request that is held is not given up
     rows = range(0, 3 * BATCH * APART, APART)
     with h5py.File(tmp_path / "scan.h5", "w") as file:
         x = file.create_dataset("x", (3 * BATCH * APART, 1 << 14), "f4")

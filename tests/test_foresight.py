@@ -13,14 +13,14 @@ import torch
 import torch.utils.data
 
 from solar import DataLoader, H5Dataset
-from solar.planner.pass_uses import SampleUses, alone
-from solar.planner.planned_passes import Piece, PlannedPasses, ways_after
-from solar.planner.regions import whole
-from solar.planner.sweep import Counts, total
-from solar.planner.units import of_layout
-from solar.torch.buffer.buffer import Buffered
-from solar.torch.order.stream import Trust
-from solar.torch.order.streams import Shuffled
+from solar.buffer.buffer import LoaderBuffer
+from solar.planning.pass_uses import SampleUses, alone
+from solar.planning.planned_passes import Piece, PlannedPasses, ways_after
+from solar.planning.regions import whole_region
+from solar.planning.sweep import Counts, total
+from solar.planning.units import of_layout
+from solar.samplers.index_stream import KnownOrder
+from solar.samplers.sampler_streams import Shuffled
 from solar.values import Storage
 
 EPOCHS = 5
@@ -86,7 +86,7 @@ def of_windows(dataset: H5Dataset, loader: DataLoader, orders: torch.Tensor, win
     assert budget is not None
     starts = np.arange(0, 401, 16)
     uses = [alone(SampleUses(None, order.numpy().astype(np.int32), starts)) for order in orders]
-    pieces = [Piece(0, 0, whole(of_layout(dataset.layouts)))]
+    pieces = [Piece(0, 0, whole_region(of_layout(dataset.layouts)))]
     for window in windows:
         makers = [lambda epoch=epoch: uses[epoch] for epoch in window]
         ways = [None] if last is None else ways_after(last, len(window))
@@ -114,13 +114,13 @@ COSTS: dict[str, tuple[Callable[[int], object], list[range]]] = {
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Counts]:
     """What the runs of loaders are told to read, pass by pass."""
     found: list[Counts] = []
-    append = Buffered._append
+    append = LoaderBuffer._append
 
-    def noted(buffered: Buffered, window: PlannedPasses) -> Any:
+    def noted(buffered: LoaderBuffer, window: PlannedPasses) -> Any:
         found.append(total(window.counts(window.next)))
         return append(buffered, window)
 
-    monkeypatch.setattr(Buffered, "_append", noted)
+    monkeypatch.setattr(LoaderBuffer, "_append", noted)
     return found
 
 
@@ -163,7 +163,7 @@ def test_a_generator_that_the_loop_draws_from_is_believed_once(dataset: H5Datase
 def test_however_guesses_come_few_are_acted_upon_in_vain() -> None:
     rng = np.random.default_rng(3)
     for share in (0.2, 0.5, 0.8):
-        trust, in_vain, gained = Trust(0, 1), 0, False
+        trust, in_vain, gained = KnownOrder(0, 1), 0, False
         for came_true in rng.random(4096) < share:
             in_vain += trust.suffices and not came_true and not gained
             gained = trust.suffices and bool(came_true)
@@ -172,7 +172,7 @@ def test_however_guesses_come_few_are_acted_upon_in_vain() -> None:
 
 
 def test_a_loop_that_changes_its_ways_once_is_foreseen_again() -> None:
-    trust = Trust(0, 1)
+    trust = KnownOrder(0, 1)
     for came_true in (True, False, False):
         trust = trust.after(came_true)
     assert not trust.suffices

@@ -16,7 +16,7 @@ import transforms
 from processes_kit import SOON, gone
 
 from solar import DataLoader, H5Dataset
-from solar.torch.batch import workers
+from solar.loader import workers
 
 BEGIN = """
 import gc, os, sys, warnings

@@ -14,8 +14,8 @@ import pytest
 from bound_kit import Case, case, wrong
 
 import solar
-from solar.io.compress.codec import Codec
-from solar.io.compress.verify import Verified
+from solar.io.codec.codec import Codec
+from solar.io.codec.verify import Verified
 
 ARRAYS = int(os.environ.get("SOLAR_ARRAYS", "192"))
 FROM = int(os.environ.get("SOLAR_ARRAYS_FROM", "0"))

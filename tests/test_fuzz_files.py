@@ -26,12 +26,12 @@ import solar
 from solar import cli
 from solar.errors import CodecError, LayoutError, PlanError, SolarError
 from solar.filters import FILTER, filter_values
-from solar.io.compress import unfinished
-from solar.io.compress import verify as audit
-from solar.io.compress.codec import Codec
-from solar.io.compress.store import compress
-from solar.io.layout import index
-from solar.io.machine import profile, whole
+from solar.io.codec import unfinished
+from solar.io.codec import verify as audit
+from solar.io.codec.codec import Codec
+from solar.io.codec.store import compress
+from solar.io.hdf5 import chunk_index
+from solar.io.system import atomic_file, profile
 
 often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DEEP = b"[" * 50_000  # an attribute has at most 64 KiB
@@ -191,7 +191,7 @@ def kept(place: Path) -> Iterator[tuple[str, Path, bytes]]:
         file.create_dataset("x", data=np.arange(400).reshape(100, 4), chunks=(1, 2), compression="gzip")
     settle(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "WORTH_KEEPING", 50)
+        patch.setattr(chunk_index, "WORTH_KEEPING", 50)
         solar.inspect(str(path), "x", cache=place / "cache")
         (cache,) = (place / "cache").iterdir()
         yield str(path), cache, cache.read_bytes()
@@ -294,7 +294,7 @@ def test_a_fifo_in_place_of_a_kept_chunk_table_changes_nothing(
     (tmp_path / "cache").mkdir(mode=0o700)
     os.link(fifo, tmp_path / "cache" / cache.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "_store", lambda *_: None)
+        patch.setattr(chunk_index, "store_table", lambda *_: None)
         found = solar.inspect(path, "x", cache=tmp_path / "cache").digest
     assert found == solar.inspect(path, "x", cache=None).digest
 
@@ -328,18 +328,18 @@ def test_values_that_are_to_be_in_a_fifo_are_refused(kind: str, fifo: Path) -> N
 
 
 def test_what_killed_writers_left_goes_when_the_next_one_writes(tmp_path: Path) -> None:
-    stale, fresh = tmp_path / f"{whole.PREFIX}1", tmp_path / f"{whole.PREFIX}2"
+    stale, fresh = tmp_path / f"{atomic_file.PREFIX}1", tmp_path / f"{atomic_file.PREFIX}2"
     for path in (stale, fresh):
         path.write_bytes(b"half of it")
-    an_age_ago = time.time() - 2 * whole.STALE
+    an_age_ago = time.time() - 2 * atomic_file.STALE
     os.utime(stale, (an_age_ago, an_age_ago))
-    whole.sweep(tmp_path)
+    atomic_file.sweep(tmp_path)
     assert [*tmp_path.iterdir()] == [fresh], "somebody may still write to it"
-    with pytest.raises(KeyboardInterrupt), whole.written(tmp_path / "made") as file:
+    with pytest.raises(KeyboardInterrupt), atomic_file.write_file(tmp_path / "made") as file:
         file.write(b"half")
         raise KeyboardInterrupt
     assert [*tmp_path.iterdir()] == [fresh]
-    with whole.written(tmp_path / "made") as file:
+    with atomic_file.write_file(tmp_path / "made") as file:
         file.write(b"all")
     assert (tmp_path / "made").read_bytes() == b"all"
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600

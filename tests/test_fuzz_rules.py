@@ -18,7 +18,7 @@ FORBIDDEN = {
 }  # fmt: skip
 UNPICKLING = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "dill.loads"}
 # What only comes from processes that we started, through pipes of our own, or from this process itself.
-OUR_OWN = {"io/workers/process_child.py", "io/workers/process_errors.py", "solar/torch/epoch/carried.py"}
+OUR_OWN = {"io/channels/worker_child.py", "io/channels/pickles.py", "solar/loader/torch_iterators.py"}
 
 
 def dotted(node: ast.expr) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from mpi_kit import under_gloo, under_mpi
 
-from solar.io.ranks.gather import Ranks
+from solar.io.channels.control import Ranks
 from solar.values import World
 
 BEGINS = {
-    "mpi": "from solar.io.ranks.gather import ByMpi as Met\n",
-    "torch": "from solar.torch.gather import ByTorch as Met\n",
+    "mpi": "from solar.io.channels.control import MpiRanks as Met\n",
+    "torch": "from solar.distributed.torch_ranks import TorchRanks as Met\n",
 }
 ALL = """
 import json, os, signal, sys, time
 from solar.errors import SolarError
-from solar.io.ranks.world import detect
+from solar.io.channels.world import detect
 ranks = Met(detect())
 
 def say(value):

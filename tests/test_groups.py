@@ -34,8 +34,8 @@ from solar import (
     Windows,
     _native,
 )
-from solar.io.layout import groups as groups_of_files
-from solar.torch.batch.ragged import RaggedBatch
+from solar.io.hdf5 import groups as groups_of_files
+from solar.samples.ragged_batch import RaggedBatch
 
 FIELDS = {"x": "coords", "y": "energy"}
 UNLIKE, ALIKE = [3, 0, 5, 1, 2, 2, 4, 1, 3, 2, 6, 2], [4] * 12
@@ -242,7 +242,7 @@ def test_a_group_has_no_object_of_its_own(tmp_path: Path) -> None:
         ("/coords", {}, "named from there on"),
         (Ragged("coords", ends="ends"), {}, "its length is its own"),
         (CSR("X"), {}, "a matrix is not"),
-        (Field("coords", steps=(0, 1)), {}, "steps, axis, file and cf"),
+        (Field("coords", steps=(0, 1)), {}, "steps, axis, file, cf and rows"),
         ("coords", {"together": True}, "leave together= and reader= out"),
         ("coords", {"samples": "molecules"}, 'a pattern of groups such as "/runs/\\*"'),
         ("coords", {"samples": Windows}, r"Windows\(\.\.\.\) or Crops"),

@@ -12,7 +12,7 @@ import pytest
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.io.layout.datatype import decode
+from solar.io.hdf5.datatype import decode
 
 # --- what a small file cannot make us do ----
 

@@ -15,11 +15,10 @@ from store_kit import smooth
 
 from solar import read
 from solar.errors import LayoutError, ReadError
-from solar.io.compress import grid
-from solar.io.compress.check import Checked
-from solar.io.compress.store import compress
-from solar.io.compress.verify import Verified, verify
-from solar.io.libhdf5 import slow
+from solar.io.codec import grid
+from solar.io.codec.store import compress
+from solar.io.codec.verify import Checked, Verified, verify
+from solar.io.hdf5 import guarded_reader
 
 FATAL = 299  # of the numbers that HDF5 leaves to tests
 PLUGIN = """
@@ -58,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found_by_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Processes that begin from now on find the plug-in; libhdf5 in this one has looked already."""
     monkeypatch.setenv("HDF5_PLUGIN_PATH", str(folder))
-    slow._child.stop()
+    guarded_reader._child.stop()
     yield
-    slow._child.stop()
+    guarded_reader._child.stop()
 
 
 @pytest.fixture

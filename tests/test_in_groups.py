@@ -229,7 +229,7 @@ CHUNKED = {"chunks": (2, 2, 3), "compression": "gzip"}
         ("/mol/*/energy", {"samples": "files"}, "samples='files' is another kind"),
         ("/mol/*/energy", {"samples": Windows(ends="e")}, "each group is a part for windows"),
         ("/mol/*/energy", {"together": True}, "looked for by each rank"),
-        (Field("/mol/*/energy", axis=0), {}, "axis, file, by and cf are not for rows of groups"),
+        (Field("/mol/*/energy", axis=0), {}, "axis, file, by, cf and rows are not for rows of groups"),
         (Ragged("/mol/*/energy"), {}, "its rows have one shape in all groups: leave Ragged away"),
         (Ragged("/mol/*/positions", ends="e"), {}, "within groups no dataset says where samples end"),
         ("/cut/*/positions", {}, "and its chunks, (2, 2, 3), cut rows of 4 in parts"),

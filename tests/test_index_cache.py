@@ -14,13 +14,13 @@ from kit import settle
 
 import solar
 from solar import _native
-from solar.io.layout import index
+from solar.io.hdf5 import chunk_index
 
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with a table that is worth keeping."""
-    monkeypatch.setattr(index, "WORTH_KEEPING", 50)
+    monkeypatch.setattr(chunk_index, "WORTH_KEEPING", 50)
     path = tmp_path / "large.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.arange(400).reshape(100, 4), chunks=(1, 2), compression="gzip")
@@ -125,7 +125,7 @@ def test_the_table_of_a_file_written_just_now_is_not_kept(large: str, tmp_path: 
 
 
 def test_small_tables_are_not_kept(large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "WORTH_KEEPING", 100_000)
+    monkeypatch.setattr(chunk_index, "WORTH_KEEPING", 100_000)
     solar.inspect(large, "x")
     assert kept(tmp_path) == []
 
@@ -136,7 +136,7 @@ def test_the_folder_stays_within_its_size_and_what_was_used_longest_ago_goes(
     solar.inspect(large, "x")
     (old,) = kept(tmp_path)
     settle(old)
-    monkeypatch.setattr(index, "FOLDER_NBYTES", old.stat().st_size + 100)
+    monkeypatch.setattr(chunk_index, "FOLDER_NBYTES", old.stat().st_size + 100)
     solar.inspect(large, "sparse")
     (new,) = kept(tmp_path)
     assert new != old

@@ -304,7 +304,7 @@ true
 HANGS = f"""#!{sys.executable}
 import os, sys, time
 from solar.cli import main
-from solar.serve.service import Service
+from solar.service.service import Service
 if os.environ.get("SLURM_PROCID") == "1":
     Service.close = lambda self: time.sleep(600)  # until Slurm kills it
 sys.exit(main())

@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import solar
-from solar.io.compress import judge
-from solar.io.compress.codec import Codec
-from solar.io.compress.judge import judged, meaning_of
-from solar.io.compress.verify import Verified
+from solar.io.codec import judge
+from solar.io.codec.codec import Codec
+from solar.io.codec.judge import judged, meaning_of
+from solar.io.codec.verify import Verified
 
 Array = NDArray[Any]
 TYPES = ("f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
@@ -183,4 +183,4 @@ def test_verify_finds_a_value_past_its_bound_in_a_file_and_holds_for_one_within(
 def test_the_judge_imports_nothing_of_the_encoder() -> None:
     source = Path(judge.__file__).read_text()
     taken = {line for line in source.splitlines() if "solar" in line and "import" in line.split()}
-    assert taken == {"from solar.io.compress.skeleton import H5_ERRORS"}
+    assert taken == {"from solar.io.codec.skeleton import H5_ERRORS"}

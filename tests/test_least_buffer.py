@@ -11,9 +11,8 @@ import pytest
 from buffer_kit import LAYOUTS, MANY, ORDERS, dataset_of
 
 from solar import DataLoader, H5Dataset, PlanError
-from solar.io.machine.figures import enough, size
-from solar.io.machine.quantities import size_of
-from solar.torch.buffer import budget
+from solar.buffer import buffer_size
+from solar.io.system.quantities import enough, size, size_of
 
 
 def batch_of(loader: DataLoader[Any]) -> Any:
@@ -44,7 +43,7 @@ def test_the_advice_is_enough_for_processes_that_have_a_buffer_each(
 ) -> None:
     data = dataset_of(tmp_path, layout)
     alone = followed(lambda nbytes: DataLoader(data, 7, shuffle=True, buffer=nbytes))
-    monkeypatch.setattr(budget, "ranks_here", lambda: processes)
+    monkeypatch.setattr(buffer_size, "ranks_here", lambda: processes)
     assert followed(lambda nbytes: DataLoader(data, 7, shuffle=True, buffer=nbytes)) == processes * alone
     assert followed(lambda nbytes: DataLoader(data, **ORDERS["odd batches"](data), buffer=nbytes)) > 0
 
@@ -54,7 +53,7 @@ def test_the_advice_is_enough_for_processes_that_have_a_buffer_each(
 def test_the_advice_is_enough_beside_a_transform(
     workers: int, thread_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "ranks_here", lambda: 3)
+    monkeypatch.setattr(buffer_size, "ranks_here", lambda: 3)
     dataset_of(tmp_path, "two fields")
     data = H5Dataset(str(tmp_path / "one.h5"), {"x": "x", "y": "y"}, transform=doubled, thread_safe=thread_safe)
 
@@ -75,7 +74,7 @@ def test_the_advice_is_enough_for_ranks_that_share_a_buffer(ranks: int, tmp_path
 import json, re, sys
 import mpi4py.MPI
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler
-from solar.io.ranks import detect
+from solar.io.channels import detect
 rank, ranks = detect().rank, detect().ranks
 
 def taken(folder, fields, buffer, **given):

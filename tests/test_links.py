@@ -18,8 +18,8 @@ import solar
 from solar import H5Dataset, _native
 from solar.cli import main
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io.layout.index import chunk_table
-from solar.io.layout.metadata import packed, unpacked
+from solar.io.hdf5.chunk_index import chunk_table
+from solar.io.hdf5.metadata import pack_layouts, unpacked
 
 External, Soft = h5py.ExternalLink, h5py.SoftLink
 
@@ -381,7 +381,7 @@ def test_the_digest_and_the_kept_index_are_those_of_the_file_that_holds_it(tmp_p
 
 def test_a_layout_travels_to_other_ranks_with_its_links(tmp_path: Path, scans: list[str]) -> None:
     layouts = [solar.inspect(scans, name) for name in ("scan/data", "entry/data", "scan/text")]
-    for sent, came in zip(layouts, unpacked(packed(layouts)), strict=True):
+    for sent, came in zip(layouts, unpacked(pack_layouts(layouts)), strict=True):
         assert (came.digest, came.names, came.asked) == (sent.digest, sent.names, sent.asked)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import solar
-from solar.io.machine import available as machine
-from solar.io.read import engine, reader
+from solar.io.reading import engine, reader
+from solar.io.system import memory as machine
 
 
 def group(root: Path, path: str, name: str, text: str) -> None:

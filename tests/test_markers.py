@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import CodecError
-from solar.io.compress.codec import CODERS, PREDICTORS
+from solar.io.codec.codec import CODERS, PREDICTORS
 
 VALUES = int(os.environ.get("SOLAR_MARKERS", "400000"))
 DTYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]

@@ -16,11 +16,11 @@ import solar
 import solar.filters
 from solar.cli import main
 from solar.errors import CodecError
-from solar.io.compress.codec import Codec
-from solar.io.compress.marks import like_labels, marks_of
-from solar.io.compress.store import BOUND_ATTRIBUTE
-from solar.io.compress.verify import Verified
-from solar.torch.tuning.as_stored import AsStored, Effort
+from solar.io.codec.codec import Codec
+from solar.io.codec.marks import like_labels, marks_of
+from solar.io.codec.store import BOUND_ATTRIBUTE
+from solar.io.codec.verify import Verified
+from solar.training.as_stored import AsStored, Effort
 
 Shown = pytest.CaptureFixture[str]
 

@@ -17,7 +17,7 @@ from kit import SHARED
 import solar
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io.layout.datatype import decode
+from solar.io.hdf5.datatype import decode
 
 UNDEFINED = 2**64 - 1
 

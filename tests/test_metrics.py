@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solar import DataLoader, H5Dataset
-from solar.torch.metrics import progress, prometheus_text, serve, write_scalars
-from solar.torch.monitor.stats import CAUSES, Stats
+from solar.loader.metrics import progress, prometheus_text, serve, write_scalars
+from solar.loader.stats import CAUSES, Stats
 
 Labels = frozenset[tuple[str, str]]
 Series = dict[tuple[str, Labels], float]

@@ -12,8 +12,8 @@ import pytest
 from store_kit import smooth
 
 import solar
-from solar.io.compress import unfinished
-from solar.io.machine import copied
+from solar.io.codec import unfinished
+from solar.io.system import local_copy
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_compressed_file_has_the_mode_of_its_original_and_is_never_wider(
     original.chmod(mode)
     before = os.umask(mask)
     try:
-        solar.io.compress.store.compress(original, target, "abs=1e-3", told=told)
+        solar.io.codec.store.compress(original, target, "abs=1e-3", told=told)
     finally:
         os.umask(before)
     assert mode_of(target) == mode
@@ -73,9 +73,9 @@ def test_where_the_group_cannot_be_kept_no_group_gains(original: Path, monkeypat
 def test_a_copy_of_an_object_that_another_user_could_have_put_there_is_not_used(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.touch(0o600)
-    assert copied._ours(mine)
+    assert local_copy._ours(mine)
     mine.chmod(0o666)
-    assert not copied._ours(mine)
+    assert not local_copy._ours(mine)
     (tmp_path / "link").symlink_to(mine)
-    assert not copied._ours(tmp_path / "link")
-    assert not copied._ours(tmp_path / "nothing")
+    assert not local_copy._ours(tmp_path / "link")
+    assert not local_copy._ours(tmp_path / "nothing")

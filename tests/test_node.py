@@ -29,13 +29,13 @@ from kit import open_files, settle
 
 import solar
 from solar.errors import ReadError
-from solar.io.ranks.node import join
-from solar.io.read.reader import Rows
-from solar.io.read.run import Running, shared_nbytes
-from solar.planner.course import Plan, plan_rows
-from solar.planner.sweep import KeepPolicy
-from solar.planner.units import of_layout
-from solar.values import RunPart, Script, Storage, Told
+from solar.io.channels.node_memory import join
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import Running, shared_nbytes
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.sweep import RetentionPolicy
+from solar.planning.units import of_layout
+from solar.values import PartScript, RunPart, Script, Storage
 
 SAMPLES, SHAPE, STEP = 64, (4, 8), 6
 DISK = Storage(latency=1e-3, bandwidth=1e8, iops=500)
@@ -63,12 +63,12 @@ def course_of(path: str, epochs: int, seed: int, whole: bool) -> tuple[Rows, Pla
         return np.random.default_rng((seed, number)).permutation(SAMPLES).astype(np.int32), starts
 
     units, memory = of_layout(layout), layout.nbytes // 2
-    way = KeepPolicy(whole=True) if whole else KeepPolicy()
+    way = RetentionPolicy(whole=True) if whole else RetentionPolicy()
     made = plan_rows(epoch, units, memory=memory, storage=DISK, epochs=range(epochs), ahead=1, facts=(), way=way)
     return Rows(layout), made
 
 
-def own_share(script: Script, place: int, ranks: int) -> tuple[Any, Told, list[Any]]:
+def own_share(script: Script, place: int, ranks: int) -> tuple[Any, PartScript, list[Any]]:
     """Every use in turn is for the next rank: sizes of the batches, what is told to the run, samples of each batch."""
     positions = np.full(len(script.rows), -1, np.int32)
     wanted = []
@@ -76,7 +76,7 @@ def own_share(script: Script, place: int, ranks: int) -> tuple[Any, Told, list[A
         own = np.arange(begin + place, end, ranks)
         positions[own] = np.arange(len(own))
         wanted.append(script.rows[own])
-    return np.array([len(own) for own in wanted], np.int64), Told(script, positions), wanted
+    return np.array([len(own) for own in wanted], np.int64), PartScript(script, positions), wanted
 
 
 def rank_of(spec: dict[str, Any], place: int, ranks: int, say: Callable[[Any], None], asked: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from kit import open_files
 from test_node import names_of
 
 from solar.errors import PlanError, ReadError
-from solar.io.ranks.node import join
+from solar.io.channels.node_memory import join
 
 Told = list[Any]  # by a thread: what it got, or its error
 

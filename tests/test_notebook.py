@@ -13,7 +13,7 @@ WHY = f"not installed: {', '.join(LACKING)} (pip install nbclient ipykernel)"
 needs_jupyter = pytest.mark.skipif(bool(LACKING), reason=WHY)
 WITHOUT = "import sys; sys.modules['ipywidgets'] = None\n"  # as if it were not there
 SHOWN = """
-from solar.io.ranks import awaited as module
+from solar.io.channels import progress as module
 module.PATIENCE, module.EVERY, looks = 0.0, 0.01, []
 def done():
     looks.append(1)
@@ -23,7 +23,7 @@ with module.awaited("opening", done, 12, "files"):
         pass
 """
 BAR = """
-from solar.torch.metrics import progress
+from solar.loader.metrics import progress
 for _ in progress(range(5), "training"):
     pass
 """

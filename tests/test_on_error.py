@@ -17,8 +17,8 @@ from kit import settle
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError, _native, compress
-from solar.io.compress.codec import Codec
-from solar.io.read.reader import Rows
+from solar.io.codec.codec import Codec
+from solar.io.reading.reader import Rows
 
 SAMPLES, BATCH = 24, 4
 FOR_EVER = 2**64 - 1

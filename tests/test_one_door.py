@@ -22,15 +22,15 @@ from test_together import written as written_together
 import solar
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.cli import main
-from solar.cli.compare import Case, job_of
-from solar.io.machine.profile import with_decoding
-from solar.io.read.engine import GAP
-from solar.io.read.run import scratch_nbytes, threads
-from solar.planner import order
-from solar.planner.budget import TooSmall
-from solar.planner.job import Job, NodePlan, planned
-from solar.planner.sweep import Counts, total
-from solar.planner.units import of_layout
+from solar.cli.compare import PlannedData, job_of
+from solar.io.reading.engine import GAP
+from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.system.profile import with_decoding
+from solar.planning import torch_shuffles
+from solar.planning.budget import BufferTooSmall
+from solar.planning.job import Job, NodePlan, plan_node
+from solar.planning.sweep import Counts, total
+from solar.planning.units import of_layout
 from solar.values import Storage, World
 
 SAMPLES, SHAPE, SEED = 300, (12, 20), 7
@@ -107,13 +107,13 @@ def job(asked: Asked, paths: Sequence[str], fields: dict[str, str], memory: int)
     for name in fields.values():
         layout = solar.inspect(list(paths), name)
         storage = with_decoding(asked.storage, layout, threads())
-        one = Case(name, of_layout(layout), World(0, 1), asked.batch, memory, storage, SEED, asked.epochs or 3)
+        one = PlannedData(name, of_layout(layout), World(0, 1), asked.batch, memory, storage, SEED, asked.epochs or 3)
         cases.append(replace(one, scratch=scratch_nbytes(layout)))
     made = replace(job_of(cases, memory, asked.ahead or 4), epochs=asked.epochs)
     if asked.sampler == "generator":
-        made = replace(made, order=order.random(SAMPLES, seed=SEED, between=2))
+        made = replace(made, order=torch_shuffles.random(SAMPLES, seed=SEED, between=2))
     if asked.sampler == "sequential":
-        made = replace(made, order=order.distributed(SAMPLES, shuffle=False))
+        made = replace(made, order=torch_shuffles.distributed(SAMPLES, shuffle=False))
     return made
 
 
@@ -129,8 +129,8 @@ def loader_of(asked: Asked, paths: Sequence[str], fields: dict[str, str], memory
 
 def least_of(of: Job) -> int:
     """The least memory that a job works with."""
-    with pytest.raises(TooSmall) as caught:
-        planned(replace(of, memory=1))
+    with pytest.raises(BufferTooSmall) as caught:
+        plan_node(replace(of, memory=1))
     return caught.value.least
 
 
@@ -152,7 +152,7 @@ def test_a_run_takes_what_was_planned_without_it(
     paths, fields = written(tmp_path, asked.layout)
     empty = job(asked, paths, fields, 1)
     memory = least_of(empty) + int(asked.share * sum(piece.units.total_nbytes for piece in empty.pieces))
-    plan = planned(replace(empty, memory=memory))
+    plan = plan_node(replace(empty, memory=memory))
     epochs = asked.epochs or 3
     with loader_of(asked, paths, fields, memory) as loader:
         taken(loader, epochs)
@@ -215,12 +215,12 @@ def test_two_ranks_take_what_was_planned_for_their_nodes(nodes: int, buffer: int
             layout = solar.inspect(asked["paths"], name)
             storage = with_decoding(TOGETHERS, layout, threads() * 2 // nodes)
             world = World(0, 2, 0, 2 // nodes)
-            one = Case(name, of_layout(layout), world, asked["batch"], buffer, storage, asked["seed"], 3)
+            one = PlannedData(name, of_layout(layout), world, asked["batch"], buffer, storage, asked["seed"], 3)
             fields.append(replace(one, scratch=scratch_nbytes(layout)))
         of = replace(job_of(fields, buffer), exchange="torch")
         for node in range(nodes):
             ranks = [one for one in found.values() if nodes == 1 or one["node"] == [node]]
-            wanted = summed(planned(of, node), 3)
+            wanted = summed(plan_node(of, node), 3)
             assert [Counts(*one["planned"]) for one in ranks] == [wanted] * len(ranks)
             reads, requests, nbytes = (
                 sum(one["counts"][name] for one in ranks) for name in ("reads", "requests", "bytes")
@@ -260,7 +260,7 @@ def test_the_storage_counts_what_was_planned(asked: Asked, slowed: tuple[Any, Pa
     paths = [str(mount.path / Path(path).relative_to(folder)) for path in paths]
     empty = job(asked, paths, fields, 1)
     memory = least_of(empty) + int(asked.share * sum(piece.units.total_nbytes for piece in empty.pieces))
-    plan, epochs = planned(replace(empty, memory=memory)), asked.epochs or 3
+    plan, epochs = plan_node(replace(empty, memory=memory)), asked.epochs or 3
     with loader_of(asked, paths, fields, memory) as loader:
         before = mount.counts()
         taken(loader, epochs)
@@ -290,7 +290,7 @@ def test_without_a_buffer_batches_are_read_one_by_one(layout: str, slowed: tuple
     own.mkdir()
     paths, fields = written(own, layout)
     paths = [str(mount.path / Path(path).relative_to(folder)) for path in paths]
-    plan = planned(job(asked, paths, fields, 0))
+    plan = plan_node(job(asked, paths, fields, 0))
     with loader_of(asked, paths, fields, 0) as loader:
         before = mount.counts()
         taken(loader, 2)

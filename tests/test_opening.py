@@ -20,10 +20,10 @@ from ready_kit import python
 from store_kit import all_of_hdf5, smooth
 
 from solar.errors import LayoutError
-from solar.io.compress.store import compress
-from solar.io.compress.verify import verify
-from solar.io.layout.hdf5 import inspect
-from solar.io.libhdf5 import opening, opening_child
+from solar.io.codec.store import compress
+from solar.io.codec.verify import verify
+from solar.io.hdf5 import opening, opening_child
+from solar.io.hdf5.layouts import inspect
 
 Make = Callable[..., str]
 CRASHES = SHARED / "hdf5-corrupt" / "cve" / "cvefiles" / "cve-2024-32609.h5"

@@ -12,9 +12,9 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from solar import _native
 from solar.errors import PlanError
-from solar.planner import order
-from solar.torch import samplers
-from solar.torch.samplers import seeded
+from solar.planning import torch_shuffles
+from solar.samplers import samplers
+from solar.samplers.samplers import seeded
 
 SEEDS = st.sampled_from([0, 1, 5489, 2**31, 2**32 - 1, 2**32 + 7, 2**63 + 11])
 
@@ -45,7 +45,7 @@ def test_from_where_torch_takes_numbers_of_64_bits_they_are_counted_so() -> None
 def test_the_ranks_of_an_order_are_those_of_a_distributed_sampler(
     samples: int, ranks: int, shuffle: bool, drop_last: bool
 ) -> None:
-    made = order.distributed(samples, seed=4, ranks=ranks, drop_last=drop_last, shuffle=shuffle)
+    made = torch_shuffles.distributed(samples, seed=4, ranks=ranks, drop_last=drop_last, shuffle=shuffle)
     if drop_last and samples < ranks:  # torch has no answer then
         assert made.uses == 0
         return
@@ -61,56 +61,56 @@ def test_the_ranks_of_an_order_are_those_of_a_distributed_sampler(
 def test_epochs_of_one_generator_follow_each_other_as_in_torch() -> None:
     generator = torch.Generator().manual_seed(11)
     sampler = RandomSampler(range(50), generator=generator)  # type: ignore[arg-type]
-    made = order.random(50, seed=11)
+    made = torch_shuffles.random(50, seed=11)
     assert [list(sampler) for _ in range(3)] == [made.of(epoch).tolist() for epoch in range(3)]
 
 
 def test_what_a_data_loader_takes_from_the_same_generator_is_skipped() -> None:
     generator = torch.Generator().manual_seed(11)
     loader = torch.utils.data.DataLoader(range(50), batch_size=None, shuffle=True, generator=generator)  # type: ignore[arg-type, var-annotated]
-    made = order.random(50, seed=11, between=2)
+    made = torch_shuffles.random(50, seed=11, between=2)
     assert [[int(x) for x in loader] for _ in range(3)] == [made.of(epoch).tolist() for epoch in range(3)]
 
 
 def test_given_sequences_may_repeat_samples_and_have_an_end() -> None:
-    made = order.given([[3, 3, 0], [1, 2, 3]], 4)
+    made = torch_shuffles.given([[3, 3, 0], [1, 2, 3]], 4)
     assert (made.samples, made.uses, made.epochs) == (4, 3, 2)
     assert made.of(0).tolist() == [3, 3, 0]
     with pytest.raises(PlanError, match="epoch 1 takes samples 0 to 4; the data set has 0 to 3"):
-        order.given([[0, 1], [0, 4]], 4)
+        torch_shuffles.given([[0, 1], [0, 4]], 4)
     with pytest.raises(PlanError, match="must be equally many"):
-        order.given([[0, 1], [0]], 4)
+        torch_shuffles.given([[0, 1], [0]], 4)
     with pytest.raises(PlanError, match="no sequence"):
-        order.given([], 4)
+        torch_shuffles.given([], 4)
 
 
 def test_steps_keep_the_last_one_short_or_drop_it() -> None:
-    made = order.distributed(10)
-    assert order.steps(made, 4).tolist() == [0, 4, 8, 10]
-    assert order.steps(made, 4, drop_last=True).tolist() == [0, 4, 8]
-    assert order.steps(made, 5).tolist() == [0, 5, 10]
+    made = torch_shuffles.distributed(10)
+    assert torch_shuffles.steps(made, 4).tolist() == [0, 4, 8, 10]
+    assert torch_shuffles.steps(made, 4, drop_last=True).tolist() == [0, 4, 8]
+    assert torch_shuffles.steps(made, 5).tolist() == [0, 5, 10]
     with pytest.raises(PlanError, match="no step is left"):
-        order.steps(made, 11, drop_last=True)
+        torch_shuffles.steps(made, 11, drop_last=True)
     with pytest.raises(PlanError, match="at least one"):
-        order.steps(made, 0)
+        torch_shuffles.steps(made, 0)
 
 
 def test_orders_are_named_by_what_makes_them() -> None:
-    assert order.distributed(10, seed=1).facts == order.distributed(10, seed=1).facts
+    assert torch_shuffles.distributed(10, seed=1).facts == torch_shuffles.distributed(10, seed=1).facts
     names = [
-        order.distributed(10),
-        order.distributed(10, seed=1),
-        order.random(10),
-        order.given([range(10)], 10),
+        torch_shuffles.distributed(10),
+        torch_shuffles.distributed(10, seed=1),
+        torch_shuffles.random(10),
+        torch_shuffles.given([range(10)], 10),
     ]
     assert len({one.facts for one in names}) == len(names)
 
 
 def test_too_many_samples_are_refused() -> None:
     with pytest.raises(PlanError, match="takes 1 to 2147483647"):
-        order.distributed(2**31)
+        torch_shuffles.distributed(2**31)
     with pytest.raises(PlanError, match="at least one"):
-        order.distributed(5, ranks=0)
+        torch_shuffles.distributed(5, ranks=0)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**63 - 1, 2**64 - 1, -3])

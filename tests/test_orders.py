@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from ranks_kit import TAILS, Sized, batched, flat, steps_of
 
 from solar import H5Dataset, PlanBatchSampler, PlanError, PlanSampler
-from solar.orders import sources
-from solar.orders.epoch_order import by_weights
+from solar.samplers import orders
+from solar.samplers.orders import by_weights
 
 SAMPLES = 60
 CLASSES = np.random.default_rng(5).choice(4, SAMPLES, p=[0.5, 0.3, 0.15, 0.05])
@@ -45,7 +45,7 @@ kinds = pytest.mark.parametrize("kind", ORDERS)
 def _short_patterns() -> Iterator[None]:
     """Each sampler of weighted classes makes its pattern: a shorter one is made sixty times as fast."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PATTERN", 1 << 10)
+        patch.setattr(orders, "PATTERN", 1 << 10)
         yield
 
 

@@ -14,8 +14,8 @@ from ranks_kit import Sized
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, DataLoader, H5Dataset, PlanBatchSampler, PlanError, PlanSampler, Ragged
-from solar.io import ragged
-from solar.orders.epoch_order import POOL
+from solar.samplers.orders import POOL
+from solar.samples import ragged
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,8 +18,8 @@ from torch.utils.data import WeightedRandomSampler
 
 from solar import DataLoader, H5Dataset, Mixture, PlanError, PlanSampler
 from solar.cli import main
-from solar.planner import order
-from solar.planner.job import NodePlan, planned
+from solar.planning import torch_shuffles
+from solar.planning.job import NodePlan, plan_node
 
 __all__ = ["slowed"]  # a fixture
 LAYOUTS = ["contiguous", "deflate, one sample", "deflate, four samples", "our codec", "several files"]
@@ -38,9 +38,9 @@ def asked(layout: str) -> Asked:
 
 def plan_of(layout: str, paths: list[str], fields: dict[str, str], share: float) -> tuple[NodePlan, int]:
     """The plan of a training by these weights, with memory for a share of the data; and that memory."""
-    empty = replace(job(asked(layout), paths, fields, 1), order=order.weighted(weights(), seed=SEED))
+    empty = replace(job(asked(layout), paths, fields, 1), order=torch_shuffles.weighted_order(weights(), seed=SEED))
     memory = least_of(empty) + int(share * sum(piece.units.total_nbytes for piece in empty.pieces))
-    return planned(replace(empty, memory=memory)), memory
+    return plan_node(replace(empty, memory=memory)), memory
 
 
 def loader_of(paths: list[str], fields: dict[str, str], memory: int) -> Any:
@@ -170,11 +170,11 @@ def test_torchs_weighted_sampler_is_torchs_and_known_for_epochs_ahead(tmp_path: 
 
 def test_weighted_plans_of_any_ranks_are_the_samplers() -> None:
     for ranks in (1, 3, 8):
-        of = order.weighted(weights(), seed=SEED, ranks=ranks)
+        of = torch_shuffles.weighted_order(weights(), seed=SEED, ranks=ranks)
         whole = of.of(2).tolist()
         for rank in range(ranks):
             one = PlanSampler(range(SAMPLES), ranks, rank, seed=SEED, weights=weights())
             one.set_epoch(2)
             assert list(one) == whole[rank::ranks]
     with pytest.raises(PlanError, match="all 2 are 0"):
-        order.weighted(np.zeros(2))
+        torch_shuffles.weighted_order(np.zeros(2))

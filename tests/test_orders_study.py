@@ -19,7 +19,7 @@ from ranks_kit import Sized
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, Mixture, PlanError, PlanSampler, Windows
-from solar.orders.epoch_order import by_study
+from solar.samplers.orders import by_study
 
 
 def order_of(samples: int, *, epoch: int = 0, **asked: Any) -> list[int]:

@@ -16,8 +16,8 @@ import pytest
 import solar
 from solar.cli import main
 from solar.errors import LayoutError, SolarError
-from solar.io.layout import nearest
-from solar.io.libhdf5.opening import opened
+from solar.io.hdf5 import paths
+from solar.io.hdf5.opening import open_file_checked
 
 
 def tar() -> bytes:
@@ -76,7 +76,7 @@ def test_a_file_of_another_kind_is_called_by_its_name_at_every_door(
         lambda: solar.inspect(path),
         lambda: solar.H5Dataset(path, "x"),
         lambda: solar.read(path, "x"),
-        lambda: opened(path),
+        lambda: open_file_checked(path),
     )
     for door in doors:
         with pytest.raises(LayoutError, match=rf"a\.h5: .*{said}"):
@@ -117,8 +117,8 @@ def test_a_name_like_none_is_answered_with_the_datasets_there_are(make: Callable
         solar.H5Dataset(path, "wholly-different")
     first, *names = str(raised.value).partition("; it has ")[2].partition(" and ")[0].split(", ")
     assert (first, names[0]) == ("/scan/counts", "/truth"), "what is as long as the largest comes first"
-    assert len(names) == nearest.LISTED - 1
-    assert names[1:] == [f"/{name}" for name in sorted(small)][: nearest.LISTED - 2]
+    assert len(names) == paths.LISTED - 1
+    assert names[1:] == [f"/{name}" for name in sorted(small)][: paths.LISTED - 2]
     assert str(raised.value).endswith(f" and 12 more: `solar inspect {path}` lists all")
 
 

@@ -152,11 +152,15 @@ def test_a_clones_source_folder_stands_aside_for_the_solar_that_is_installed(ins
     """`python -m ...` in a clone finds the folder there first."""
     for folder in ("clone", "site"):
         (tmp_path / folder / "solar").mkdir(parents=True)
-        for name in ("__init__.py", "errors.py"):
+        for name in ("__init__.py", "errors.py", "old_names.py"):
             shutil.copy(ROOT / "solar" / name, tmp_path / folder / "solar" / name)
     (tmp_path / "site" / "solar" / "_native.py").touch()
-    (tmp_path / "site" / "solar" / "torch.py").write_text("DataLoader = 'the one that is installed'\n")
-    (tmp_path / "clone" / "solar" / "torch.py").write_text("from solar import _native\n")
+    for folder, text in (
+        ("site", "DataLoader = 'the one that is installed'\n"),
+        ("clone", "from solar import _native\n"),
+    ):
+        (tmp_path / folder / "solar" / "loader").mkdir()
+        (tmp_path / folder / "solar" / "loader" / "loader.py").write_text(text)
     path = [str(tmp_path / "clone"), *([str(tmp_path / "site")] if installed else [])]
     code = f"import sys; sys.path[:0] = {path}; import solar; print(solar.DataLoader)"
     run = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path)

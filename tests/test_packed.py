@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 import solar
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.cli import main
-from solar.io.read import trial
+from solar.io.reading import trial
 from solar.values import RowPacking, Storage
 
 SAMPLES, BATCH, EPOCHS, SEED = 2400, 16, 2, 5
@@ -205,7 +205,7 @@ def test_where_it_does_not_pay_samples_are_held_as_they_are(why: str, tmp_path: 
 
 def test_rows_that_do_not_fit_their_page_are_read_again(tmp_path: Path) -> None:
     values = counts("u2")
-    tried = trial._chosen(solar.inspect(stored(tmp_path / "x.h5", values), "x"), SLOW)
+    tried = trial.trial_rows(solar.inspect(stored(tmp_path / "x.h5", values), "x"), SLOW)
     others = np.setdiff1d(np.arange(SAMPLES), tried)[::9]
     values[others] = np.random.default_rng(1).integers(0, 65536, (len(others), *values.shape[1:]))
     path = stored(tmp_path / "x.h5", values)
@@ -271,16 +271,16 @@ def test_solar_plan_says_what_the_loader_does(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_trial_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     layout = solar.inspect(stored(tmp_path / "x.h5", counts("u2")), "x")
-    found = [trial.tried(layout, SLOW, 0.1) for _ in range(2)]
+    found = [trial.try_packing(layout, SLOW, 0.1) for _ in range(2)]
     assert isinstance(found[0], RowPacking)
     assert found[0] == found[1]
-    rows = trial._chosen(layout, SLOW)
+    rows = trial.trial_rows(layout, SLOW)
     requests = 1 + np.count_nonzero(np.diff(rows) > 1)
     assert len(rows) <= requests * trial.NEIGHBOURS
     assert requests in trial.REQUESTS
     assert requests * SLOW.request_seconds <= trial.TRIAL_SHARE * layout.nbytes / SLOW.bandwidth
     quick = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # all of it takes as long as one request
-    assert trial.tried(layout, quick, 0.1) is None
+    assert trial.try_packing(layout, quick, 0.1) is None
 
 
 def test_where_a_trial_fails_samples_are_held_as_they_are(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_where_a_trial_fails_samples_are_held_as_they_are(tmp_path: Path) -> Non
     path = stored(tmp_path / "x.h5", values)
     layout = solar.inspect(path, "x")
     with injected(reads(5)):
-        assert trial.tried(layout, SLOW, 0.1) is None
+        assert trial.try_packing(layout, SLOW, 0.1) is None
 
 
 @pytest.mark.parametrize("call", ["read", "memory"])

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 import solar
 from solar.cli import main
 from solar.errors import LayoutError
-from solar.io.compress.codec import Codec, parse
-from solar.io.compress.verify import Verified
+from solar.io.codec.codec import Codec, parse
+from solar.io.codec.verify import Verified
 
 Shown = pytest.CaptureFixture[str]
 

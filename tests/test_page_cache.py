@@ -15,9 +15,9 @@ import pytest
 from kit import BACKENDS, engine, forgotten, resident, settle
 
 from solar import DataLoader, H5Dataset, _native
-from solar.io.layout.hdf5 import inspect
-from solar.io.machine import available as machine
-from solar.io.read.reader import Rows
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.reader import Rows
+from solar.io.system import memory as machine
 
 SAMPLES, NBYTES, BATCH = 96, 64 << 10, 8
 VALUES = np.random.default_rng(5).integers(0, 256, (SAMPLES, NBYTES)).astype("u1")

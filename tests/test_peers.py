@@ -12,8 +12,8 @@ import pytest
 from mpi_kit import under_gloo, under_mpi
 
 from solar import PlanError
-from solar.io.ranks import peers as peers_module
-from solar.io.ranks.peers import peers
+from solar.io.channels import meeting as peers_module
+from solar.io.channels.meeting import peers
 
 BEGINS = {
     "mpi": "from mpi4py import MPI\nrank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size\n",
@@ -23,7 +23,7 @@ BEGINS = {
 ALL = """
 import json, os, signal, sys, threading, time
 from solar import PlanError
-from solar.io.ranks.peers import peers
+from solar.io.channels.meeting import peers
 
 def say(value):
     print(json.dumps([rank, value]))
@@ -106,7 +106,7 @@ say([found, of_threads, large])
 # --- what is not the same ----
 
 DIFFERENCES = """
-from solar.io.ranks import meeting
+from solar.io.channels import meeting
 say({
     "one": meet("dataset /x in scan.h5", {"length": 1000 - (rank == 3), "seed": 0}),
     "alike": meet(same={"length": 5 if rank else 6}),

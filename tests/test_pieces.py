@@ -1,4 +1,4 @@
-"""solar.io.pieces: of each kind of samples h5py's batches are solar's, and what numpy cuts out of the whole data."""
+"""solar.baseline.h5py_samples: for each kind of samples h5py gives solar's batches, and what numpy cuts out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from kit import settle
 
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar.baseline.h5py_loader import batches_from, best_of, plain_loader
+from solar.baseline.h5py_samples import StepRun, runs_of
 from solar.cli import contestant
-from solar.cli.contestant import arrays_of, plain_of
-from solar.io.pieces import StepRun, runs_of
-from solar.torch.plain import batches_from, best_of, plain_loader
+from solar.cli.contestant import h5py_samples_of, tensor_arrays
 
 BATCH, SEED, EPOCH = 4, 3, 2
 
@@ -101,7 +101,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     for name, values in one.items():
         assert values.layout == other[name].layout
         assert values.shape[0] == other[name].shape[0]
-        for mine, theirs in zip(arrays_of(values), arrays_of(other[name]), strict=True):
+        for mine, theirs in zip(tensor_arrays(values), tensor_arrays(other[name]), strict=True):
             assert mine.dtype == theirs.dtype
             np.testing.assert_array_equal(mine, theirs)
 
@@ -114,7 +114,7 @@ def test_every_kind_is_read_by_h5py_as_solar_reads_it_in_every_way(kind: str, tm
     with DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=SEED, drop_last=True), drop_last=True) as loader:
         loader.set_epoch(EPOCH)
         wanted = [*loader]
-    plain = plain_of({"paths": paths, "names": names, "asked": asked})
+    plain = h5py_samples_of({"paths": paths, "names": names, "asked": asked})
     assert len(plain) == len(data)
     assert plain.nbytes() == pytest.approx(sum(one.rows.sample_nbytes for one in data.opened()), abs=3)
     assert ("span" in plain.ways) == (kind in ("windows", "padded"))
@@ -130,7 +130,7 @@ def test_every_kind_is_read_by_h5py_as_solar_reads_it_in_every_way(kind: str, tm
 
 def test_windows_are_those_that_numpy_cuts(tmp_path: Path) -> None:
     paths = rows_of(tmp_path)
-    plain = plain_of({"paths": paths, "names": ["u"], "asked": {"window": [GAPS], "ends": "ends"}})
+    plain = h5py_samples_of({"paths": paths, "names": ["u"], "asked": {"window": [GAPS], "ends": "ends"}})
     whole, at = [], 0
     for path in paths:
         with h5py.File(path) as file:
@@ -144,13 +144,15 @@ def test_windows_are_those_that_numpy_cuts(tmp_path: Path) -> None:
 
 def test_groups_and_boxes_are_those_that_h5py_lists(tmp_path: Path) -> None:
     paths = groups_in(tmp_path, [2, 0, 3], [1, 4])
-    plain = plain_of({"paths": paths, "names": ["coords"], "asked": {"dataset": ["coords"], "groups": "/molecules/*"}})
+    plain = h5py_samples_of(
+        {"paths": paths, "names": ["coords"], "asked": {"dataset": ["coords"], "groups": "/molecules/*"}}
+    )
     wanted = [one for path in paths for one in groups_kit.oracle(Path(path), "coords")]
     assert len(plain) == len(wanted)
     for at, one in enumerate(wanted):
         np.testing.assert_array_equal(plain.sample(at)["coords"], one)
     (path, _), crops = rows_of(tmp_path), {"dataset": ["v"], "crop": [3, 8, 7]}
-    plain = plain_of({"paths": [path], "names": ["v"], "asked": crops})
+    plain = h5py_samples_of({"paths": [path], "names": ["v"], "asked": crops})
     with h5py.File(path, locking=False) as file:
         for at, begin in enumerate((0, 3, 6)):
             np.testing.assert_array_equal(plain.sample(at)["v"], file["v"][begin : begin + 3])
@@ -158,7 +160,7 @@ def test_groups_and_boxes_are_those_that_h5py_lists(tmp_path: Path) -> None:
 
 def test_each_epoch_has_random_boxes_of_its_own(tmp_path: Path) -> None:
     make, names, asked, _, _ = KINDS["random boxes"]
-    plain = plain_of({"paths": make(tmp_path), "names": names, "asked": asked})
+    plain = h5py_samples_of({"paths": make(tmp_path), "names": names, "asked": asked})
     loader = plain_loader(plain, 18, 0, {"kind": "straight", "workers": 0, "cache": "none"}, 0)
     one, other, again = (batch["v"].clone() for batch in batches_from(loader, [0, 1, 0]))
     assert torch.equal(one, again)
@@ -174,7 +176,7 @@ def test_steps_are_few_slices() -> None:
 
 def test_a_group_that_changed_is_not_read_beyond_its_memory(tmp_path: Path) -> None:
     (path,) = groups_in(tmp_path, [3, 3])
-    plain = plain_of({"paths": [path], "names": ["coords"], "asked": {"dataset": ["coords"], "groups": "/"}})
+    plain = h5py_samples_of({"paths": [path], "names": ["coords"], "asked": {"dataset": ["coords"], "groups": "/"}})
     with h5py.File(path, "r+") as file:
         del file["molecules/m1/coords"]
         file["molecules/m1/coords"] = np.zeros((900, 3), "f4")
@@ -183,11 +185,11 @@ def test_a_group_that_changed_is_not_read_beyond_its_memory(tmp_path: Path) -> N
 
 
 def test_the_ways_of_a_kind_are_tried_with_its_caches(tmp_path: Path) -> None:
-    plain = plain_of({"paths": rows_of(tmp_path), "names": ["u"], "asked": {"window": [GAPS]}})
+    plain = h5py_samples_of({"paths": rows_of(tmp_path), "names": ["u"], "asked": {"window": [GAPS]}})
     _, tried, _ = best_of(plain, BATCH, 10**6, [0], lambda _: 1.0, 1e9)
     assert {one["kind"] for one in tried} == {"straight", "items", "span"}
     assert {one["cache"] for one in tried} >= {"none", "default"}
-    plain = plain_of({"paths": groups_in(tmp_path, [3, 3]), "names": ["coords"],
+    plain = h5py_samples_of({"paths": groups_in(tmp_path, [3, 3]), "names": ["coords"],
                       "asked": {"dataset": ["coords"], "groups": "/"}})  # fmt: skip
     _, tried, _ = best_of(plain, BATCH, 10**6, [0], lambda _: 1.0, 1e9)
     assert [(one["kind"], one["cache"]) for one in tried] == [("straight", "default"), ("items", "default")]
@@ -207,8 +209,8 @@ def test_a_digest_tells_what_belongs_where() -> None:
     values = torch.arange(4.0)
     one = torch.nested.nested_tensor_from_jagged(values, offsets=torch.tensor([0, 1, 4]))
     other = torch.nested.nested_tensor_from_jagged(values, offsets=torch.tensor([0, 3, 4]))
-    assert contestant.digest({"x": one}) != contestant.digest({"x": other})
-    assert contestant.digest({"x": one}) != contestant.digest({"x": values})
+    assert contestant.batch_digest({"x": one}) != contestant.batch_digest({"x": other})
+    assert contestant.batch_digest({"x": one}) != contestant.batch_digest({"x": values})
     parts = torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2)
     matrices = [torch.sparse_csr_tensor(*parts, size=(2, columns)) for columns in (2, 3)]
-    assert contestant.digest({"x": matrices[0]}) != contestant.digest({"x": matrices[1]})
+    assert contestant.batch_digest({"x": matrices[0]}) != contestant.batch_digest({"x": matrices[1]})

@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
-from solar.blocks import blocks_of
+from solar.samples.row_blocks import blocks_of
 from solar.values import Storage
 
 UNLIKE = [3, 0, 5, 1, 2, 2, 4, 1, 3, 2, 6, 2, 0, 9, 17, 1, 1, 40, 2, 3]
@@ -30,7 +30,7 @@ BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, nbytes: int = 40) -> None:
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", nbytes)
+    monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", nbytes)
 
 
 def data_of(kind: str, folder: Path) -> H5Dataset:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from solar.io.plain import CACHES, Plain
-from solar.torch.plain import WAYS_TO_READ, Straight, batches_from, best_of, plain_loader
+from solar.baseline.h5py_loader import WAYS_TO_READ, Straight, batches_from, best_of, plain_loader
+from solar.baseline.h5py_samples import CACHES, H5pySamples
 
 SAMPLES, SHAPE, BATCH = 60, (6, 5), 7
 NBYTES = 4 * 6 * 5
@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", WAYS_TO_READ)
 def test_every_way_with_every_cache_gives_the_bytes_of_h5py(files: Path, kind: str, workers: int) -> None:
     names = [*STORED, "big", "label"]
-    plain = Plain([str(files / "a.h5")], names)
+    plain = H5pySamples([str(files / "a.h5")], names)
     with h5py.File(files / "a.h5", locking=False) as file:
         whole = {name: file[name][()] for name in names}
     order = np.random.default_rng(7).permutation(SAMPLES)
@@ -66,8 +66,8 @@ def test_every_way_with_every_cache_gives_the_bytes_of_h5py(files: Path, kind: s
 def test_a_file_may_be_a_sample_and_more_of_them_there_than_may_be_open(
     files: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.plain._most_open", lambda: 16)
-    plain = Plain([str(path) for path in sorted((files / "many").iterdir())], ["x"], whole=True)
+    monkeypatch.setattr("solar.baseline.h5py_samples._most_open", lambda: 16)
+    plain = H5pySamples([str(path) for path in sorted((files / "many").iterdir())], ["x"], whole=True)
     loader = plain_loader(plain, BATCH, 3, {"kind": kind, "workers": 0, "cache": "default"}, 10_000)
     with h5py.File(files / "a.h5", locking=False) as file:
         values = file["contiguous"][()]
@@ -79,7 +79,7 @@ def test_a_file_may_be_a_sample_and_more_of_them_there_than_may_be_open(
 
 
 def test_a_batch_that_nobody_has_any_more_is_written_again_and_one_that_is_seen_in_part_is_not(files: Path) -> None:
-    items = Straight(Plain([str(files / "a.h5")], ["contiguous"]))
+    items = Straight(H5pySamples([str(files / "a.h5")], ["contiguous"]))
     first = items.__getitems__([1, 2])["contiguous"]
     address, row = first.data_ptr(), first[1]
     kept = row.clone()
@@ -95,11 +95,11 @@ def test_a_batch_that_nobody_has_any_more_is_written_again_and_one_that_is_seen_
 def test_windows_are_the_batches_in_one_ascending_pass_after_another(
     files: Path, name: str, memory: int, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Plain([str(files / "a.h5")], [name])
+    plain = H5pySamples([str(files / "a.h5")], [name])
     with h5py.File(files / "a.h5", locking=False) as file:
         values = file[name][()]
     rng, reads = np.random.default_rng(memory + gap), []
-    from solar.io import plain as module
+    from solar.baseline import h5py_samples as module
 
     right = module.read_rows
 
@@ -132,11 +132,11 @@ def _passes(reads: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def test_a_trial_begins_with_full_caches(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from solar.io import plain as module
+    from solar.baseline import h5py_samples as module
 
     firsts: list[int] = []
     monkeypatch.setattr(module, "read_rows", lambda of, first, out: firsts.append(first))
-    plain, setting = Plain([str(files / "a.h5")], ["contiguous", "gzip"]), {"kind": "items", "workers": 0}
+    plain, setting = H5pySamples([str(files / "a.h5")], ["contiguous", "gzip"]), {"kind": "items", "workers": 0}
     for cache, memory, rows in (("all", 10**6, [0, 16, 32, 48]), ("all", 4700, [0, 16]), ("none", 10**6, [])):
         plain_loader(plain, BATCH, 0, setting | {"cache": cache, "warm": True}, memory)
         assert firsts == rows
@@ -164,7 +164,7 @@ def rates_of(best: dict[str, Any]) -> Any:
     ],
 )
 def test_the_best_of_all_ways_is_found_by_trials(files: Path, best: dict[str, Any], tried: int) -> None:
-    plain = Plain([str(files / "a.h5")], ["gzip"])
+    plain = H5pySamples([str(files / "a.h5")], ["gzip"])
     found, ones, untried = best_of(plain, 1, 4000, [0, 1, 2, 4], rates_of(best), 1e9)
     assert (found, len(ones), untried) == (best, tried, 0)
     assert {one["cache"] for one in ones} == set(CACHES)
@@ -176,7 +176,7 @@ def test_a_file_without_chunks_has_no_cache_to_try_and_what_fails_is_not_the_bes
             raise OSError("no")
         return {"items": 2.0, "sorted": 1.0}[setting["kind"]]
 
-    plain = Plain([str(files / "a.h5")], ["contiguous"])
+    plain = H5pySamples([str(files / "a.h5")], ["contiguous"])
     best, tried, untried = best_of(plain, BATCH, 10**6, [0], timed, 1e9)
     assert (best, len(tried), untried) == ({"kind": "items", "workers": 0, "cache": "default"}, 3, 0)
     assert tried[0]["failed"] == "no"
@@ -184,20 +184,20 @@ def test_a_file_without_chunks_has_no_cache_to_try_and_what_fails_is_not_the_bes
 
 def test_no_trial_is_begun_after_the_time_but_the_first(files: Path) -> None:
     hours = iter(range(0, 10**6, 3600))
-    plain = Plain([str(files / "a.h5")], ["contiguous"])
+    plain = H5pySamples([str(files / "a.h5")], ["contiguous"])
     _, tried, untried = best_of(plain, BATCH, 10**6, [0, 2], lambda _: 1.0, 10.0, lambda: float(next(hours)))
     assert (len(tried), untried) == (1, 3)
 
 
 def test_the_largest_cache_is_tried_first_as_the_smallest_may_take_all_the_time(files: Path) -> None:
     hours = iter(range(0, 10**6, 3600))
-    plain = Plain([str(files / "a.h5")], ["gzip"])
+    plain = H5pySamples([str(files / "a.h5")], ["gzip"])
     best, _, _ = best_of(plain, 1, 4000, [0, 2], lambda _: 1.0, 10.0, lambda: float(next(hours)))
     assert best == {"kind": "straight", "workers": 0, "cache": "all"}
 
 
 def test_caches_have_the_memory_that_is_allowed_and_no_more(files: Path) -> None:
-    plain = Plain([str(files / "a.h5")], ["contiguous", "gzip", "chunks"])
+    plain = H5pySamples([str(files / "a.h5")], ["contiguous", "gzip", "chunks"])
     chunk = 16 * 3 * 2 * 4
     every = {"gzip": 4 * 2 * 3 * chunk, "chunks": 8 * 8 * NBYTES}  # the last chunks are not full
     sizes = plain.cache_nbytes("all", BATCH, 3000)

@@ -16,15 +16,15 @@ from planner_kit import check_course, some_layouts
 
 import solar
 from solar.errors import PlanError
-from solar.planner import costs, order, policies
-from solar.planner.budget import SampleBytes, TooSmall
-from solar.planner.course import Plan, plan_rows
-from solar.planner.job import Job, planned, predicted
-from solar.planner.order import ShuffledUses
-from solar.planner.planned_passes import STEPS_AHEAD, Piece
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, Terms, steady, total
-from solar.planner.units import Units, of_layout, uniform
+from solar.planning import costs, policies, torch_shuffles
+from solar.planning.budget import BufferTooSmall, SampleBytes
+from solar.planning.job import Job, plan_node, predicted
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.planned_passes import STEPS_AHEAD, Piece
+from solar.planning.regions import whole_region
+from solar.planning.sweep import MemoryLimits, RetentionPolicy, steady, total
+from solar.planning.torch_shuffles import ShuffledUses
+from solar.planning.units import Units, of_layout, uniform
 from solar.values import Storage, World
 
 DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)
@@ -37,21 +37,29 @@ def storage(gap: float) -> Storage:
 def job(made: ShuffledUses, units: Units, world: World, **given_: Any) -> Job:
     """A training on one field whose batches take hardly any memory."""
     facts: dict[str, Any] = {"memory": 1, "epochs": 3, "scratch": 0} | given_
-    return Job([Piece(0, 0, whole(units))], [facts.pop("storage")], [SampleBytes(0)], order=made, world=world, **facts)
+    return Job(
+        [Piece(0, 0, whole_region(units))], [facts.pop("storage")], [SampleBytes(0)], order=made, world=world, **facts
+    )
 
 
 def least_of(one: Job) -> int:
     """The memory of its batches."""
-    with pytest.raises(TooSmall) as caught:
-        planned(replace(one, memory=1))
+    with pytest.raises(BufferTooSmall) as caught:
+        plan_node(replace(one, memory=1))
     return caught.value.least
 
 
 def rows(
-    made: ShuffledUses, units: Units, batch: int, memory: int, on: Storage, epochs: int, way: KeepPolicy | None = None
+    made: ShuffledUses,
+    units: Units,
+    batch: int,
+    memory: int,
+    on: Storage,
+    epochs: int,
+    way: RetentionPolicy | None = None,
 ) -> Plan:
     """The plan of one process, which reads each step when the one before is done."""
-    starts = order.steps(made, batch)
+    starts = torch_shuffles.steps(made, batch)
 
     def of(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         return made.of(epoch), starts
@@ -68,10 +76,10 @@ def test_each_nodes_plan_runs_without_a_late_read_within_its_memory_and_its_coun
     units = of_layout(layout)
     ranks = data.draw(st.integers(1, 3))
     per_node = data.draw(st.sampled_from([1, ranks]))
-    made: ShuffledUses = order.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
+    made: ShuffledUses = torch_shuffles.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
     if data.draw(st.booleans()) and ranks == 1:
         sequences = [np.random.default_rng(seed).integers(0, units.samples, 30) for seed in range(3)]
-        made = order.given(sequences, units.samples)
+        made = torch_shuffles.given(sequences, units.samples)
     batch = data.draw(st.integers(1, 2))
     drop_last = data.draw(st.booleans()) and made.uses >= batch * ranks
     on = storage(data.draw(st.sampled_from([1, 401, 9000, 10**5])))
@@ -80,7 +88,7 @@ def test_each_nodes_plan_runs_without_a_late_read_within_its_memory_and_its_coun
         epochs=data.draw(st.integers(1, 3)),
     )  # fmt: skip
     memory = least_of(one) + layout.nbytes * data.draw(st.integers(0, 150)) // 100
-    plans = [planned(replace(one, memory=memory), node) for node in range(one.nodes)]
+    plans = [plan_node(replace(one, memory=memory), node) for node in range(one.nodes)]
     for node in plans:
         assert node.peak_nbytes <= memory
         for plan in node.windows[0].plans:
@@ -116,40 +124,42 @@ def test_ours_is_never_dearer_than_nothing_kept_pinning_or_a_plain_sweep(data: s
     on = Storage(0, 1e9, 1e9 / gap, decode=data.draw(st.sampled_from([1e8, 1e9, np.inf])))
     f = data.draw(st.sampled_from([0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.2]))
     memory = int(f * units.total_nbytes)
-    made = order.distributed(samples, seed=1)
+    made = torch_shuffles.distributed(samples, seed=1)
     try:
         ours = rows(made, units, batch, memory, on, 6)
     except PlanError:  # not even a step fits: what the loader then does is what it does without memory
         ours = rows(made, units, batch, 0, on, 6)
-    cost = costs.seconds(total(ours.counts[1:3]), units, on) / 2 * (1 - 1e-9)
+    cost = costs.reading_seconds(total(ours.counts[1:3]), units, on) / 2 * (1 - 1e-9)
     assert cost <= policies.torch(made, units, world, batch=batch, storage=on).seconds
     assert ours.pages * ours.page <= memory
     # A cache does not hold whole pages. One that we carried out would.
-    region = whole(units)
+    region = whole_region(units)
     held = region.heaviest(whole=True) if units.encoded else region.heaviest(whole=False) * per_unit
     room = memory * units.stored_nbytes // max(units.stored_nbytes, held)
     terms_: dict[str, Any] = {"batch": batch, "memory": room, "storage": on}
     # Of the same two epochs: how many samples of a step share a chunk is luck.
-    pinned = [policies.pinned(made, units, world, epoch=epoch, **terms_).seconds for epoch in (1, 2)]
+    pinned = [policies.pinned_policy(made, units, world, epoch=epoch, **terms_).seconds for epoch in (1, 2)]
     assert cost <= sum(pinned) / len(pinned)
     for pinned_part in (
         0,
         region.fitting(max(0, 2 * memory - region.held_nbytes(samples, whole=False)), whole=False),
     ):
         try:
-            swept = steady(region, KeepPolicy(pinned_part), ours.uses, range(6), range(1, 3), Terms(memory, on.gap))
+            swept = steady(
+                region, RetentionPolicy(pinned_part), ours.uses, range(6), range(1, 3), MemoryLimits(memory, on.gap)
+            )
         except PlanError:
             continue
-        assert cost <= costs.seconds(total(one.counts for one in swept), units, on) / 2
+        assert cost <= costs.reading_seconds(total(one.counts for one in swept), units, on) / 2
 
 
 @pytest.mark.parametrize(("f", "gap", "wanted"), [(0.25, 32, 10), (0.1, 200, 25), (0.5, 32, 12)])
 def test_it_beats_pinning_by_the_factor_promised(f: float, gap: int, wanted: float) -> None:
     size, samples = 65536, 20_000
-    made, units = order.distributed(samples), uniform(samples, size)
+    made, units = torch_shuffles.distributed(samples), uniform(samples, size)
     terms: dict[str, Any] = {"batch": 16, "memory": int(f * samples * size)}
     ours = predicted(made, units, storage(gap * size), epochs=6, **terms)
-    pinned = policies.pinned(made, units, World(0, 1), storage=storage(gap * size), **terms)
+    pinned = policies.pinned_policy(made, units, World(0, 1), storage=storage(gap * size), **terms)
     assert pinned.seconds / ours.seconds >= wanted
     assert ours.reads + ours.hits == samples
 
@@ -158,7 +168,12 @@ def test_the_start_brings_the_first_batch_soon_and_costs_little() -> None:
     size, samples = 65536, 20_000
     for f, gap in ((0.02, 20), (0.25, 32), (0.5, 4), (0.9, 20)):
         made = rows(
-            order.distributed(samples), uniform(samples, size), 4, int(f * samples * size), storage(gap * size), 6
+            torch_shuffles.distributed(samples),
+            uniform(samples, size),
+            4,
+            int(f * samples * size),
+            storage(gap * size),
+            6,
         )
         scans = [
             (one.bytes + made.terms.gap * one.requests) / samples / size for one in (*made.counts, made.start_counts)
@@ -171,7 +186,7 @@ def test_the_start_brings_the_first_batch_soon_and_costs_little() -> None:
 
 
 def test_the_plan_stops_exactly_at_the_end() -> None:
-    made = rows(order.distributed(1000), uniform(1000, 1000), 8, 300_000, DISK, 2, KeepPolicy())
+    made = rows(torch_shuffles.distributed(1000), uniform(1000, 1000), 8, 300_000, DISK, 2, RetentionPolicy())
     last = made.script(1)
     uses = made.counts[0].reads + made.counts[1].reads + made.start_counts.reads
     stays = sum(int(np.count_nonzero(made.script(epoch).last == 0)) for epoch in range(2))
@@ -228,11 +243,11 @@ def test_where_bytes_decide_no_more_is_read_than_nopfs_publishes(ranks: int, per
     # With memory for half of the samples no policy reads fewer than half an epoch; NoPFS reports 1.03 times that.
     samples, near = 40_000, Storage(latency=1e-7, bandwidth=1e9, iops=1e9)
     one = job(
-        order.distributed(samples, ranks=ranks), uniform(samples, 65536), World(0, ranks, 0, per_node), batch=16,
-        storage=near, epochs=6,
+        torch_shuffles.distributed(samples, ranks=ranks), uniform(samples, 65536), World(0, ranks, 0, per_node),
+        batch=16, storage=near, epochs=6,
     )  # fmt: skip
     memory = least_of(one) + samples * 65536 // 2 // one.nodes
-    plans = [planned(replace(one, memory=memory), node) for node in range(one.nodes)]
+    plans = [plan_node(replace(one, memory=memory), node) for node in range(one.nodes)]
     kept = sum(plan.windows[0].memory for plan in plans) // 65536
     reads = sum(counts.reads for plan in plans for epoch in plan.epochs[1:3] for counts in epoch) / 2
     beside = (STEPS_AHEAD + 1) * 16 * ranks  # what the steps ahead hold

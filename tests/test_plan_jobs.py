@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_kit import Data, sweeps, torch_randperm
 
-from solar.orders.epoch_order import by_study
-from solar.planner import order, pass_uses
-from solar.planner.budget import SampleBytes, TooSmall
-from solar.planner.job import Job, NodePlan, followed, planned
-from solar.planner.order import ShuffledUses
-from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step
-from solar.planner.planned_passes import Piece
-from solar.planner.regions import whole
-from solar.planner.units import uniform
+from solar.planning import pass_uses, torch_shuffles
+from solar.planning.budget import BufferTooSmall, SampleBytes
+from solar.planning.job import Job, NodePlan, followed, plan_node
+from solar.planning.pass_uses import SampleUses, in_lockstep, once_a_step
+from solar.planning.planned_passes import Piece
+from solar.planning.regions import whole_region
+from solar.planning.torch_shuffles import ShuffledUses
+from solar.planning.units import uniform
+from solar.samplers.orders import by_study
 from solar.values import Storage, World
 
 SEQUENTIAL = Storage(latency=0, bandwidth=1e9, iops=5)  # a request costs as much as 200 samples of a megabyte
@@ -35,13 +35,13 @@ def job(orders: Sequence[ShuffledUses], samples: int, *, share: float, batch: in
     units = uniform(samples, 10**6)
     made: dict[str, Any] = {"storages": [SEQUENTIAL], "fields": [SampleBytes(0)], "scratch": 0} | more
     return Job(
-        [Piece(0, 0, whole(units))], order=orders[0], beside=orders[1:], world=World(0, 1), batch=batch,
+        [Piece(0, 0, whole_region(units))], order=orders[0], beside=orders[1:], world=World(0, 1), batch=batch,
         memory=int(share * samples * 10**6 * (64 / 63 if len(orders) > 1 else 1)), epochs=epochs, **made,
     )  # fmt: skip
 
 
 def own(samples: int, jobs: int) -> list[ShuffledUses]:
-    return [order.distributed(samples, seed=seed) for seed in range(jobs)]
+    return [torch_shuffles.distributed(samples, seed=seed) for seed in range(jobs)]
 
 
 # --- the uses of all ----
@@ -107,8 +107,8 @@ def test_reads_requests_and_bytes_are_those_of_a_simulation_of_its_own(
     samples: int, jobs: int, batch: int, share: float, common: bool, epochs: int
 ) -> None:
     """A head over a list, sample by sample, told nothing but the shuffles and the way that the plan chose."""
-    orders = [order.distributed(samples, seed=0 if common else seed) for seed in range(jobs)]
-    plan = planned(job(orders, samples, share=share, batch=batch, epochs=epochs))
+    orders = [torch_shuffles.distributed(samples, seed=0 if common else seed) for seed in range(jobs)]
+    plan = plan_node(job(orders, samples, share=share, batch=batch, epochs=epochs))
     [window] = plan.windows
     [made] = window.plans
     seeds = [0] if common else range(jobs)
@@ -142,7 +142,7 @@ def test_reads_requests_and_bytes_are_those_of_a_simulation_of_its_own(
 
 def test_one_order_for_all_costs_what_one_job_costs() -> None:
     [one] = own(3000, 1)
-    all_ = planned(job([one] * 5, 3000, share=0.3, batch=16, epochs=4))
+    all_ = plan_node(job([one] * 5, 3000, share=0.3, batch=16, epochs=4))
     assert all_.budget is not None
     alone = followed(
         one, uniform(3000, 10**6), SEQUENTIAL, batch=16, memory=all_.budget.parts, epochs=4
@@ -156,7 +156,7 @@ def test_memory_is_divided_as_a_service_divides_it() -> None:
     """Of two and four jobs a step has their batches once; where they have no room for two on their way is TooSmall."""
     more = {"batch": 2, "epochs": 2, "fields": [SampleBytes(10**6)], "scratch": 10**5, "threads": 3}
     for jobs, part, steps in ((2, 32, 4), (4, 16, 4), (8, 16, 2)):
-        plan = planned(job(own(600, jobs), 600, share=0.9, **more))
+        plan = plan_node(job(own(600, jobs), 600, share=0.9, **more))
         budget = plan.budget
         assert budget is not None and budget.scratch >= 10**5
         assert (plan.batches_nbytes, budget.staged) == (
@@ -165,10 +165,10 @@ def test_memory_is_divided_as_a_service_divides_it() -> None:
         )
         assert budget.staged >= steps
         assert budget.parts + plan.batches_nbytes + 3 * budget.scratch == budget.nbytes
-    with pytest.raises(TooSmall) as raised:
-        planned(job(own(600, 8), 600, share=0.4, **more))
+    with pytest.raises(BufferTooSmall) as raised:
+        plan_node(job(own(600, 8), 600, share=0.4, **more))
     assert raised.value.least == 2 * 8 * 8 * 2 * 10**6
-    assert planned(job(own(600, 8), 600, share=0.45, **more)).batches_nbytes
+    assert plan_node(job(own(600, 8), 600, share=0.45, **more)).batches_nbytes
 
 
 # --- what the theory promises (planning.md) ----
@@ -204,9 +204,9 @@ ONE_ORDER = {0.5: (1.15, (1.16, 1.19, 1.24)), 0.25: (2.2, (2.25, 2.4, 2.7))}  # 
 @pytest.mark.parametrize(("f", "jobs"), [(0.5, 2), (0.5, 4), (0.5, 8), (0.25, 2), (0.25, 4), (0.25, 8)])
 def test_sweeps_for_all_cost_what_the_laws_say(f: float, jobs: int) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}
-    together = planned(job(own(samples, jobs), samples, share=f, **how))
+    together = plan_node(job(own(samples, jobs), samples, share=f, **how))
     assert 0.95 * jobs / between_visits(f) < scans(together) < 1.02 * jobs / (2 * f)
-    alone = planned(job(own(samples, 1), samples, share=f / jobs, **how))
+    alone = plan_node(job(own(samples, 1), samples, share=f / jobs, **how))
     assert jobs * scans(alone) == pytest.approx(jobs**2 / (2 * f), rel=0.07)
     assert (jobs * filling(alone), filling(together)) == pytest.approx(SIMULATED[f][jobs], rel=0.07)
 
@@ -214,12 +214,12 @@ def test_sweeps_for_all_cost_what_the_laws_say(f: float, jobs: int) -> None:
 @pytest.mark.parametrize("f", [0.25, 0.5])
 def test_a_studys_order_costs_little_more_than_one_order_for_all(f: float) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}
-    common = planned(job(own(samples, 1) * 8, samples, share=f, **how))
+    common = plan_node(job(own(samples, 1) * 8, samples, share=f, **how))
     assert 0.8 / (2 * f) < scans(common) < 1.02 / (2 * f)
     found = [common]
     for share in (0.02, 0.05, 0.1):
-        of_study = [order.planned(by_study(samples, 7, share), seed=seed) for seed in range(8)]
-        found.append(planned(job(of_study, samples, share=f, **how)))
+        of_study = [torch_shuffles.sampler_order(by_study(samples, 7, share), seed=seed) for seed in range(8)]
+        found.append(plan_node(job(of_study, samples, share=f, **how)))
     one, studies = ONE_ORDER[f]
     assert [*map(filling, found)] == pytest.approx([one, *studies], rel=0.05)
     assert [*map(scans, found)] == sorted(map(scans, found))
@@ -228,9 +228,9 @@ def test_a_studys_order_costs_little_more_than_one_order_for_all(f: float) -> No
 @pytest.mark.parametrize("f", [0.25, 0.5])
 def test_where_bytes_decide_all_read_what_none_has_and_sharing_gains_little(f: float) -> None:
     samples, jobs, how = 4000, 4, {"batch": 2, "epochs": 4, "storages": [LARGE]}
-    together = scans(planned(job(own(samples, jobs), samples, share=f, **how)))
-    alone = jobs * scans(planned(job(own(samples, 1), samples, share=f / jobs, **how)))
-    common = scans(planned(job(own(samples, 1) * jobs, samples, share=f, **how)))
+    together = scans(plan_node(job(own(samples, jobs), samples, share=f, **how)))
+    alone = jobs * scans(plan_node(job(own(samples, 1), samples, share=f / jobs, **how)))
+    common = scans(plan_node(job(own(samples, 1) * jobs, samples, share=f, **how)))
     assert together == pytest.approx(jobs * (1 - f), rel=0.05)
     assert alone == pytest.approx(jobs * (1 - f / jobs), rel=0.05)
     assert common == pytest.approx(1 - f, rel=0.08)

@@ -12,16 +12,16 @@ from ragged_kit import matrix, sparse
 from ragged_kit import written as ragged
 
 from solar import CSR, Crops, H5Dataset, Ragged
-from solar.extents import windows
-from solar.planner import costs, sweep
-from solar.planner.course import OrdersKept, TooLittle, _terms
-from solar.planner.pass_uses import PassUses, SampleUses, alone
-from solar.planner.planned_passes import STEPS_AHEAD, Piece, PlannedPasses
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, in_items, total
-from solar.planner.units import uniform
-from solar.torch.buffer.located import pieces_of
-from solar.torch.source import SampleSource, h5_beneath
+from solar.buffer.located import pieces_of
+from solar.planning import costs, sweep
+from solar.planning.pass_uses import PassUses, SampleUses, alone
+from solar.planning.plan import NoRoom, OrdersKept, _terms
+from solar.planning.planned_passes import STEPS_AHEAD, Piece, PlannedPasses
+from solar.planning.regions import whole_region
+from solar.planning.sweep import RetentionPolicy, in_items, total
+from solar.planning.units import uniform
+from solar.samples.row_windows import windows
+from solar.samples.source import SampleSource, h5_beneath
 from solar.values import Storage
 
 EPOCHS = range(6)
@@ -30,7 +30,7 @@ EPOCHS = range(6)
 def windows_of(_: Path) -> list[Piece]:
     units = uniform(3000, 100)
     extents = windows(np.array([0]), np.array([3000]), every=1, reach=(0, 7)).of_fields((tuple(range(8)),))
-    return [Piece(0, 0, whole(units), extents)]
+    return [Piece(0, 0, whole_region(units), extents)]
 
 
 def boxes_of(folder: Path, stored: str) -> list[Piece]:
@@ -69,8 +69,8 @@ KINDS = {
 def test_the_plan_is_the_cheapest_of_one_by_one_kept_and_swept(
     kind: str, share: float, gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 500)
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 64)
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 500)
+    monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 64)
     pieces, batch = KINDS[kind](tmp_path), 16
     samples = len(pieces[0].extents)
     storage = Storage(0.0, 1e6, 1e6 / gap, decode=2e6)
@@ -85,20 +85,20 @@ def test_the_plan_is_the_cheapest_of_one_by_one_kept_and_swept(
         region, units = piece.region, piece.units
         memory = int(share * region.held_nbytes(region.items, whole=False))
         [plan] = PlannedPasses(makers, 0, [piece], memory, batch, [storage], [None], False).plans
-        seconds = costs.seconds(total(plan.counts[1:3]), units, storage)
+        seconds = costs.reading_seconds(total(plan.counts[1:3]), units, storage)
         uses = OrdersKept(lambda epoch, piece=piece: in_items(piece.rows(made(epoch).planned), piece.units.item))
         for held_whole in region.kinds:
-            ways, room = [KeepPolicy(direct=True)], memory
+            ways, room = [RetentionPolicy(direct=True)], memory
             try:
-                swept = KeepPolicy(whole=held_whole)
+                swept = RetentionPolicy(whole=held_whole)
                 terms = _terms(uses, region, EPOCHS, memory, storage.gap, STEPS_AHEAD, swept)
                 room -= terms.ahead * terms.step  # so many batches are on their way
                 ways.append(swept)
-            except TooLittle:  # a step has no room
+            except NoRoom:  # a step has no room
                 pass
             fitting = region.fitting(max(0, room), whole=held_whole)
-            ways.append(KeepPolicy(pinned=fitting, whole=held_whole, direct=True))
+            ways.append(RetentionPolicy(pinned=fitting, whole=held_whole, direct=True))
             for way in ways:
                 terms = _terms(uses, region, EPOCHS, memory, storage.gap, STEPS_AHEAD, way)
                 some: Any = sweep.steady(region, way, uses, EPOCHS, range(1, 3), terms)
-                assert seconds <= 1.05 * costs.seconds(total(one.counts for one in some), units, storage), way
+                assert seconds <= 1.05 * costs.reading_seconds(total(one.counts for one in some), units, storage), way

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from solar.cli import main
-from solar.cli.compare import Case, answer, job_of
-from solar.planner import job as planning
-from solar.planner import policies, sharing
-from solar.planner.job import NodePlan, planned
-from solar.planner.sweep import total
-from solar.planner.units import uniform
+from solar.cli.compare import PlannedData, compare_policies, job_of
+from solar.planning import job as planning
+from solar.planning import policies, sharing
+from solar.planning.job import NodePlan, plan_node
+from solar.planning.sweep import total
+from solar.planning.units import uniform
 from solar.values import Storage, World
 
 STORAGE = Storage(1e-3, 1e9, 500)
 Calls = Counter[str]
 
 
-def case(ranks: int, per_node: int, memory: int, samples: int = 4000, per_unit: int = 1) -> Case:
+def case(ranks: int, per_node: int, memory: int, samples: int = 4000, per_unit: int = 1) -> PlannedData:
     units = uniform(samples, 1000, per_unit=per_unit)
-    return Case("", units, World(0, ranks, 0, per_node), 2, memory, STORAGE, 0, 3, scratch=1000)
+    return PlannedData("", units, World(0, ranks, 0, per_node), 2, memory, STORAGE, 0, 3, scratch=1000)
 
 
 @pytest.fixture
@@ -50,21 +50,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_a_node_of_many_ranks_is_divided_once_an_epoch(calls: Calls) -> None:
     one = case(ranks=500, per_node=500, memory=64 << 20)
-    planned(job_of([one], one.memory))
+    plan_node(job_of([one], one.memory))
     assert calls["divided"] <= 3 * one.epochs
     assert calls["by_turns"] <= one.epochs
 
 
 def test_many_nodes_divide_the_epochs_among_ranks_once(calls: Calls) -> None:
     one = case(ranks=200, per_node=4, memory=8 << 20)
-    answer([one], job_of([one], one.memory))
+    compare_policies([one], job_of([one], one.memory))
     assert calls["at_home"] == one.epochs
     assert calls["divided"] <= 3 * one.epochs * 50
 
 
 def test_ranks_without_a_buffer_are_counted_together(calls: Calls) -> None:
     one = case(ranks=500, per_node=500, memory=0)
-    answer([one], job_of([one], 0))
+    compare_policies([one], job_of([one], 0))
     assert calls["plan_rows"] == 1
     assert calls["_lru_misses"] == 0
 
@@ -78,7 +78,7 @@ def test_ranks_counted_together_read_what_each_reads_alone(
     one = case(ranks, per_node, 0, samples=500, per_unit=per_unit)
     job = job_of([one], 0)
     monkeypatch.setattr(planning, "COUNTED_TOGETHER", uses)
-    made = planned(job, job.nodes - 1)
+    made = plan_node(job, job.nodes - 1)
     for epoch in range(2):
         order = one.order.of(epoch)
         every = [_alone(one, order, rank) for rank in range(ranks) if rank // per_node == job.nodes - 1]
@@ -86,13 +86,13 @@ def test_ranks_counted_together_read_what_each_reads_alone(
     assert made.uses == 2 * [sum(plan.uses[0] for plan in every)]
 
 
-def _alone(one: Case, order: np.ndarray[Any, Any], rank: int) -> NodePlan:
+def _alone(one: PlannedData, order: np.ndarray[Any, Any], rank: int) -> NodePlan:
     """The plan of a process by itself that takes what this rank takes."""
     own = order[rank :: one.world.ranks]
     world, samples = World(0, 1), one.units.samples
     job = job_of([replace(one, world=world)], 0)
     given = replace(job.order, of=lambda epoch: own, uses=len(own), samples=samples, facts=("alone", rank))
-    return planned(replace(job, order=given))
+    return plan_node(replace(job, order=given))
 
 
 def test_an_lru_that_holds_nothing_is_not_followed(calls: Calls) -> None:

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from torch.utils.data import BatchSampler, RandomSampler
 
-from solar.planner import course
-from solar.planner.budget import SampleBytes
-from solar.planner.job import Job
-from solar.planner.order import distributed, steps
-from solar.planner.pass_uses import PassUses, SampleUses, alone
-from solar.planner.planned_passes import Piece, PlannedPasses
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy
-from solar.planner.units import uniform
-from solar.torch.order.position import Indices, SamplerState
-from solar.torch.samplers import PlanSampler
+from solar.planning import plan
+from solar.planning.budget import SampleBytes
+from solar.planning.job import Job
+from solar.planning.pass_uses import PassUses, SampleUses, alone
+from solar.planning.planned_passes import Piece, PlannedPasses
+from solar.planning.regions import whole_region
+from solar.planning.sweep import RetentionPolicy
+from solar.planning.torch_shuffles import distributed, steps
+from solar.planning.units import uniform
+from solar.samplers.epoch_position import Indices, SamplerState
+from solar.samplers.samplers import PlanSampler
 from solar.values import Storage, World
 
 SAMPLES, BATCH, NBYTES = 1 << 20, 64, 64
 BUFFER = SAMPLES * NBYTES // 4
 DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)
-PIECE = Piece(0, 0, whole(uniform(SAMPLES, NBYTES)))
+PIECE = Piece(0, 0, whole_region(uniform(SAMPLES, NBYTES)))
 ORDER = 4  # bytes a sample of an epoch's order
 
 
@@ -42,17 +42,17 @@ def peak_of(make: Callable[[], Any]) -> float:
     return peak / SAMPLES
 
 
-def planned(makers: list[Callable[[], PassUses]], pieces: Any, way: KeepPolicy | None) -> Any:
+def planned(makers: list[Callable[[], PassUses]], pieces: Any, way: RetentionPolicy | None) -> Any:
     window = PlannedPasses(makers, 0, pieces, BUFFER, BATCH, [DISK], [way], way is not None)
     return window, window.told(0)
 
 
-@pytest.mark.parametrize(("epochs", "way"), [(1, None), (4, KeepPolicy(burst=1 << 16))])
+@pytest.mark.parametrize(("epochs", "way"), [(1, None), (4, RetentionPolicy(burst=1 << 16))])
 def test_epochs_are_planned_with_one_order_in_memory(
-    epochs: int, way: KeepPolicy | None, monkeypatch: pytest.MonkeyPatch
+    epochs: int, way: RetentionPolicy | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from USES_KEPT samples on: of a small data set several orders stay."""
-    monkeypatch.setattr(course, "USES_KEPT", SAMPLES)
+    monkeypatch.setattr(plan, "USES_KEPT", SAMPLES)
     starts = np.append(np.arange(0, SAMPLES, BATCH), SAMPLES)
     orders = distributed(SAMPLES, seed=1)
 

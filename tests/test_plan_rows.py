@@ -20,11 +20,11 @@ from planner_kit import check_course, some_layouts
 import solar
 from solar import _native
 from solar.errors import PlanError
-from solar.planner import costs
-from solar.planner.course import Plan, plan_rows
-from solar.planner.regions import Region
-from solar.planner.sweep import Counts, KeepPolicy, Terms, swept_uses, total
-from solar.planner.units import Units, of_layout, uniform
+from solar.planning import costs
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.regions import Region
+from solar.planning.sweep import Counts, MemoryLimits, RetentionPolicy, swept_uses, total
+from solar.planning.units import Units, of_layout, uniform
 from solar.values import Storage
 
 Epoch = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -51,14 +51,16 @@ def some_epochs(draw: st.DrawFn, samples: int) -> list[Epoch]:
     return epochs
 
 
-def some_ways(units: Units) -> st.SearchStrategy[KeepPolicy | None]:
+def some_ways(units: Units) -> st.SearchStrategy[RetentionPolicy | None]:
     """None, for the cheapest; or any that the samples allow."""
     firsts = Region(units, 0, units.samples)._columns(0)[0].tolist()
     wholes = [False, True, True] if True in Region(units, 0, units.samples).kinds else [False]
     pinned, whole = st.just(0) | st.sampled_from(firsts[: len(firsts) // 2 + 1]), st.sampled_from(wholes)
     gaps: dict[str, Any] = {"gap": st.none() | st.sampled_from([0, 500, 20_000])}
-    sweep = st.builds(KeepPolicy, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps)
-    return st.none() | sweep | sweep | st.builds(KeepPolicy, pinned, whole=whole, direct=st.just(True), **gaps)
+    sweep = st.builds(
+        RetentionPolicy, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps
+    )
+    return st.none() | sweep | sweep | st.builds(RetentionPolicy, pinned, whole=whole, direct=st.just(True), **gaps)
 
 
 def planned(sequences: list[Epoch], units: Units, memory: int, gap: float, **settings_: Any) -> Plan:
@@ -159,9 +161,9 @@ def test_what_is_chosen_is_never_dearer_than_nothing_kept_or_pinning(data: st.Da
             sweep = course.marks[0].copy()
             sweep.back(*swept_uses(course.region, course.way, course.uses(0)))
             before = Counts(*sweep.residents()[0])
-        return costs.seconds(total([*course.counts, before]), units, storage(gap))
+        return costs.reading_seconds(total([*course.counts, before]), units, storage(gap))
 
-    for way in (KeepPolicy(direct=True), KeepPolicy(most, direct=most < units.samples)):
+    for way in (RetentionPolicy(direct=True), RetentionPolicy(most, direct=most < units.samples)):
         assert cost(chosen) <= cost(planned(epochs, units, memory, gap, way=way)) * (1 + 1e-9)
 
 
@@ -171,17 +173,17 @@ def test_the_least_memory_that_an_error_names_works(data: st.DataObject) -> None
     layout = data.draw(some_layouts())
     units, epochs = of_layout(layout), data.draw(some_epochs(layout.samples))
     try:
-        planned(epochs, units, 1, 401, way=KeepPolicy())
+        planned(epochs, units, 1, 401, way=RetentionPolicy())
     except PlanError as refused:
         found = re.search(r"give at least ([0-9,]+), or 0", str(refused))
     else:  # nothing that is used was ever written
         return
     assert found
     least = int(found[1].replace(",", ""))
-    course = planned(epochs, units, least, 401, ahead=2, way=KeepPolicy())
+    course = planned(epochs, units, least, 401, ahead=2, way=RetentionPolicy())
     assert (course.terms.ahead, max(one.peak for one in course.counts)) == (0, least)
     with pytest.raises(PlanError, match="give at least"):
-        planned(epochs, units, least - 1, 401, way=KeepPolicy())
+        planned(epochs, units, least - 1, 401, way=RetentionPolicy())
 
 
 def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_where_that_gains() -> None:
@@ -200,7 +202,7 @@ def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_wher
     assert little.terms.gap == little.way.gap == disks.gap // 2
     wide = plan_rows(
         shuffles(8000, 8, 6).__getitem__, uniform(8000, 65536), memory=800 * 65536, storage=disks, epochs=range(6),
-        ahead=4, facts=(), way=KeepPolicy(),
+        ahead=4, facts=(), way=RetentionPolicy(),
     )  # fmt: skip
     spent, more = (disks.seconds(one.counts[2].requests, one.counts[2].bytes) for one in (little, wide))
     assert spent < 0.9 * more
@@ -235,7 +237,7 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         ahead: int = 0,
         facts: tuple[object, ...] = ("seed", 1),
         epochs: range = range(2),
-        way: KeepPolicy | None = None,
+        way: RetentionPolicy | None = None,
     ) -> str:
         sequences = shuffles(samples, steps, 3)
         settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "way": way}
@@ -246,7 +248,7 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         digest(facts=("seed", 2)),
         digest(epochs=range(3)),
         digest(epochs=range(1, 3)),
-        digest(way=KeepPolicy(7)),
+        digest(way=RetentionPolicy(7)),
     ]
     assert digest() == digest()
     assert len({digest(), *others}) == len(others) + 1
@@ -273,7 +275,7 @@ def test_a_course_keeps_no_order() -> None:
 def test_of_large_data_sets_fewer_ways_are_counted(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
     units = uniform(400, 1000, stored=600 if kept == "stored" else None)
     region = Region(units, 0, 400)
-    terms = Terms(100_000, 3000)
+    terms = MemoryLimits(100_000, 3000)
     few = len(list(costs.candidates(region, terms, storage(3000), (False,))))
     monkeypatch.setattr(costs, "FORMULA_ITEMS", 300)
     monkeypatch.setattr(costs, "SMALL_ITEMS", 300)
@@ -298,7 +300,7 @@ def test_what_was_chosen_can_be_planned_again() -> None:
     """A sweep has to have room for what a step uses beside the pinned part, not for all that it uses."""
     epochs, units, memory = shuffles(2200, 300, 2), uniform(2200, 32768), 2200 * 32768 * 9 // 10
 
-    def made(way: KeepPolicy | None) -> Plan:
+    def made(way: RetentionPolicy | None) -> Plan:
         storage = Storage(1e-3, 1e9, 500)
         return plan_rows(
             epochs.__getitem__, units, memory=memory, storage=storage, epochs=range(2), ahead=6, facts=(), way=way
@@ -313,13 +315,13 @@ def test_what_was_chosen_can_be_planned_again() -> None:
 def test_ways_and_memory_that_do_not_fit_are_refused() -> None:
     epochs = shuffles(40, 4, 2)
     with pytest.raises(PlanError, match="whole units, of up to 4"):
-        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, way=KeepPolicy(5))
+        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, way=RetentionPolicy(5))
     with pytest.raises(PlanError, match="41 pinned samples of 40"):
-        planned(epochs, uniform(40, 10), 4000, 1, way=KeepPolicy(41))
+        planned(epochs, uniform(40, 10), 4000, 1, way=RetentionPolicy(41))
     with pytest.raises(PlanError, match="neither can be below 0"):
         planned(epochs, uniform(40, 10), -1, 1)
     with pytest.raises(PlanError, match="and what is pinned 200; give at least 240"):
-        planned(epochs, uniform(40, 10), 220, 1, way=KeepPolicy(20))
+        planned(epochs, uniform(40, 10), 220, 1, way=RetentionPolicy(20))
 
 
 def test_where_bytes_decide_steps_ahead_take_little_memory_and_where_requests_do_as_much_as_they_may() -> None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 import solar
 from solar import _native
 from solar.errors import PlanError
-from solar.io.read.engine import Engine, source_of
-from solar.planner.course import Plan, plan_rows
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, total
-from solar.planner.units import of_layout
+from solar.io.reading.engine import Engine, source_of
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.regions import whole_region
+from solar.planning.sweep import RetentionPolicy, total
+from solar.planning.units import of_layout
 from solar.values import Layout, Storage
 
 SHAPE, DISK = (8, 90), Storage(0, 1e9, 1e9 / 3000)
@@ -90,8 +90,8 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
 ) -> None:
     layout, values = files(tmp_path, chunk, gzip, count, seed)
     units, epochs = of_layout(layout), sequences(layout.samples, seed)
-    ways: list[KeepPolicy | None] = [None, KeepPolicy(), KeepPolicy(burst=9000)]
-    ways += [KeepPolicy(whole=True)] if True in whole(units).kinds else []
+    ways: list[RetentionPolicy | None] = [None, RetentionPolicy(), RetentionPolicy(burst=9000)]
+    ways += [RetentionPolicy(whole=True)] if True in whole_region(units).kinds else []
     done = 0
     for percent in (0, 12, 30, 60, 120):
         for way in ways:
@@ -108,8 +108,10 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
     assert done >= 8
 
 
-@pytest.mark.parametrize("way", [None, KeepPolicy(16), KeepPolicy(16, direct=True), KeepPolicy(16, whole=True)])
-def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, way: KeepPolicy | None) -> None:
+@pytest.mark.parametrize(
+    "way", [None, RetentionPolicy(16), RetentionPolicy(16, direct=True), RetentionPolicy(16, whole=True)]
+)
+def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, way: RetentionPolicy | None) -> None:
     layout, values = files(tmp_path, (4, *SHAPE), True, 2, 1)
     settings: dict[str, Any] = {"storage": DISK, "ahead": 0, "memory": layout.nbytes // 2, "facts": ()}
     of, units = sequences(layout.samples, 1).__getitem__, of_layout(layout)

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solar import _native
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, Terms, steady, total
-from solar.planner.thinned import thinned
-from solar.planner.units import uniform
+from solar.planning.costs import thin_region
+from solar.planning.regions import whole_region
+from solar.planning.sweep import MemoryLimits, RetentionPolicy, steady, total
+from solar.planning.units import uniform
 
 SAMPLES, NBYTES, MOST = 300_000, 1000, 30_000
 STARTS = np.append(np.arange(0, SAMPLES, 64), SAMPLES)
 WAYS = (
-    KeepPolicy(direct=True),
-    KeepPolicy(burst=100_000),
-    KeepPolicy(pinned=SAMPLES // 8, burst=100_000),
-    KeepPolicy(pinned=SAMPLES // 5, direct=True),
-    KeepPolicy(lasting=True),
+    RetentionPolicy(direct=True),
+    RetentionPolicy(burst=100_000),
+    RetentionPolicy(pinned=SAMPLES // 8, burst=100_000),
+    RetentionPolicy(pinned=SAMPLES // 5, direct=True),
+    RetentionPolicy(lasting=True),
 )
 
 
@@ -30,11 +30,11 @@ def shuffled(epoch: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("gap", [100, 30_000])
-def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: KeepPolicy, gap: int) -> None:
-    region, terms = whole(uniform(SAMPLES, NBYTES)), Terms(SAMPLES * NBYTES // 4, gap, 6)
+def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: RetentionPolicy, gap: int) -> None:
+    region, terms = whole_region(uniform(SAMPLES, NBYTES)), MemoryLimits(SAMPLES * NBYTES // 4, gap, 6)
     epochs, measured = range(4), range(1, 2)
     exact = total(one.counts for one in steady(region, way, shuffled, epochs, measured, terms))
-    thin = thinned(region, shuffled, MOST)
+    thin = thin_region(region, shuffled, MOST)
     assert thin.every == 10
     some = steady(thin.region, thin.way(way), thin.uses, epochs, measured, thin.terms(terms))
     found = thin.counts(total(one.counts for one in some))
@@ -48,7 +48,7 @@ def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: KeepPolicy, g
 def test_the_part_has_whole_stretches_in_their_order(samples: int, per_unit: int, most: int, used: list[int]) -> None:
     items = np.array([one for one in used if one < samples], np.int32)
     starts = np.array([0, len(items) // 2, len(items)])
-    thin = thinned(whole(uniform(samples, 8, per_unit=per_unit)), lambda epoch: (items, starts), most)
+    thin = thin_region(whole_region(uniform(samples, 8, per_unit=per_unit)), lambda epoch: (items, starts), most)
     those = [item for item in range(samples) if item // thin.block % thin.every == 0]
     assert thin.region.items == len(those)
     number = {item: place for place, item in enumerate(those)}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from test_codec import within
 
 from solar.filters import FILTER, FOLDER, filter_values
-from solar.io.compress.codec import Codec
+from solar.io.codec.codec import Codec
 
 REVERSE = 0x100
 

@@ -19,10 +19,10 @@ from kit import forgotten, open_files
 
 from solar import _native
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.machine import probe as probing
-from solar.io.machine import profile
-from solar.io.machine.probe import LARGE_REQUEST, LEAST, SMALL_REQUEST, probe
-from solar.io.machine.profile import Profile, Rate, storage_of
+from solar.io.system import probe as probing
+from solar.io.system import profile
+from solar.io.system.probe import LARGE_REQUEST, LEAST, SMALL_REQUEST, probe
+from solar.io.system.profile import Profile, Rate, fit_storage
 from solar.values import Storage
 
 
@@ -36,7 +36,7 @@ def large(tmp_path: Path) -> str:
 
 def profile_of(**changes: Any) -> Profile:
     rates = (Rate(SMALL_REQUEST, 1, 100, 100, 1.0), Rate(LARGE_REQUEST, 1, 10, 10, 1.0))
-    return replace(Profile("/data", "2026-01-01T00:00:00+00:00", "as told", rates, storage_of(rates)), **changes)
+    return replace(Profile("/data", "2026-01-01T00:00:00+00:00", "as told", rates, fit_storage(rates)), **changes)
 
 
 # --- measuring ----
@@ -54,7 +54,7 @@ def test_a_folder_is_measured_with_a_file_that_is_gone_afterwards(tmp_path: Path
     assert [line[:13] for line in lines[1:]] == sorted(line[:13] for line in lines[1:])
     assert {line[:13] for line in lines[1:]} == {f"round {number} of 3:" for number in (1, 2, 3)}
     assert len(made.rounds) == 3
-    assert made.storage == storage_of(made.rates)
+    assert made.storage == fit_storage(made.rates)
 
 
 def test_requests_of_two_sizes_are_counted_at_growing_depths(large: str) -> None:
@@ -180,7 +180,7 @@ def test_the_storage_explains_both_sizes(truth: Storage) -> None:
         some = Storage(truth.latency, truth.bandwidth, truth.iops, min(depth, truth.depth))
         return Rate(nbytes, depth, 1000, 0, some.seconds(1000, 1000 * nbytes))
 
-    found = storage_of(tuple(rate(nbytes, depth) for nbytes in (SMALL_REQUEST, LARGE_REQUEST) for depth in (1, 2, 4)))
+    found = fit_storage(tuple(rate(nbytes, depth) for nbytes in (SMALL_REQUEST, LARGE_REQUEST) for depth in (1, 2, 4)))
     assert found.depth == truth.depth
     assert found.iops == pytest.approx(truth.iops, rel=0.01)
     assert found.latency == pytest.approx(truth.latency, rel=0.01)
@@ -189,15 +189,15 @@ def test_the_storage_explains_both_sizes(truth: Storage) -> None:
 
 
 def test_noise_gives_a_storage_all_the_same() -> None:
-    found = storage_of((Rate(SMALL_REQUEST, 1, 10, 0, 1.0), Rate(LARGE_REQUEST, 1, 20, 0, 1.0)))
+    found = fit_storage((Rate(SMALL_REQUEST, 1, 10, 0, 1.0), Rate(LARGE_REQUEST, 1, 20, 0, 1.0)))
     assert (found.bandwidth, found.iops) == (20 * LARGE_REQUEST, pytest.approx(10, rel=0.01))
-    found = storage_of((Rate(SMALL_REQUEST, 1, 10_000, 0, 1.0), Rate(LARGE_REQUEST, 1, 2500, 0, 1.0)))
+    found = fit_storage((Rate(SMALL_REQUEST, 1, 10_000, 0, 1.0), Rate(LARGE_REQUEST, 1, 2500, 0, 1.0)))
     assert found.iops > 0
 
 
 def test_rounds_are_put_together_by_size_and_depth() -> None:
     one, two, other = Rate(4096, 1, 10, 10, 1.0), Rate(4096, 1, 30, 20, 1.5), Rate(4096, 2, 7, 7, 1.0)
-    assert profile.together([one, other, two]) == (Rate(4096, 1, 40, 30, 2.5), other)
+    assert profile.merge_rates([one, other, two]) == (Rate(4096, 1, 40, 30, 2.5), other)
 
 
 def test_rounds_disagree_by_half_as_much_again() -> None:

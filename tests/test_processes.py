@@ -16,8 +16,8 @@ import pytest
 from kit import open_files, same
 from processes_kit import SOON, call, fail_with, gone, same_again, shared_two, two, wait_until_there
 
-from solar.io.workers import process_child
-from solar.io.workers.processes import Processes
+from solar.io.channels import worker_child
+from solar.io.channels.worker_processes import Processes
 
 LARGE = 1 << 20  # bytes that travel in shared memory
 _ = shared_two, two  # fixtures
@@ -32,7 +32,7 @@ def double(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def image_and_label(nbytes: int) -> dict[str, np.ndarray[Any, Any]]:
-    return {"image": np.full(nbytes, 1, np.uint8), "label": np.full(process_child.SMALL_BUFFER, 2, np.uint8)}
+    return {"image": np.full(nbytes, 1, np.uint8), "label": np.full(worker_child.SMALL_BUFFER, 2, np.uint8)}
 
 
 def filled(nbytes: int, value: int) -> np.ndarray[Any, Any]:
@@ -166,7 +166,7 @@ def test_memory_is_used_again_in_pieces_as_few_as_the_tasks_and_of_sizes_that_ar
         for exponent in range(16, 24):
             processes.submit(bytes(1 << exponent)).wait(SOON)
         assert len(memory_maps() - maps) > pieces
-        for _ in range(3 * process_child.IDLE_MESSAGES):
+        for _ in range(3 * worker_child.IDLE_MESSAGES):
             processes.submit(bytes(1 << 16)).wait(SOON)
         assert len(memory_maps() - maps) <= 2 * (1 + 2)
 
@@ -180,7 +180,7 @@ def test_results_may_be_kept_for_ever(two: Processes) -> None:
 
 def test_a_payload_that_the_work_keeps_stays_as_it_was() -> None:
     with Processes(1, remember) as processes:
-        for i in range(3 * process_child.SLABS_KEPT):
+        for i in range(3 * worker_child.SLABS_KEPT):
             heads = processes.submit(np.full(LARGE, i, np.uint8)).wait(SOON)
             assert [head.tolist() for head in heads] == [[k] * 3 for k in range(i + 1)]
 

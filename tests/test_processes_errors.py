@@ -14,7 +14,7 @@ import pytest
 from processes_kit import SOON, call, fail_with, gone, same_again, shared_two, two, wait_until_there
 
 from solar.errors import SolarError
-from solar.io.workers.processes import Processes
+from solar.io.channels.worker_processes import Processes
 
 _ = shared_two, two  # fixtures
 

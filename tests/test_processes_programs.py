@@ -28,7 +28,7 @@ def sleep(seconds):
 def script(folder: Path, text: str) -> str:
     (folder / "work.py").write_text(WORK)
     path = folder / "script.py"
-    path.write_text("import os, signal, sys, time\nfrom solar.io.workers.processes import Processes\n" + text)
+    path.write_text("import os, signal, sys, time\nfrom solar.io.channels.worker_processes import Processes\n" + text)
     return str(path)
 
 
@@ -91,7 +91,8 @@ if __name__ == "__main__":
 
 def test_work_that_only_a_prompt_knows_says_where_to_put_it(tmp_path: Path) -> None:
     text = (
-        "def own(x): return x\nfrom solar.io.workers.processes import Processes\nProcesses(1, own).submit(1).wait(30)\n"
+        "def own(x): return x\nfrom solar.io.channels.worker_processes import Processes\n"
+        "Processes(1, own).submit(1).wait(30)\n"
     )
     done = subprocess.run([sys.executable, "-"], input=text, cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
     assert ": own of the main module cannot be had in another process: it was defined at" in done.stderr

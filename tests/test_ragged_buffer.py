@@ -19,8 +19,8 @@ from solar.values import Storage
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 32)
-    monkeypatch.setattr("solar.torch.ragged.LONG_NBYTES", 12)  # so that there are long runs, and short ones
+    monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 32)
+    monkeypatch.setattr("solar.samples.ragged_reader.LONG_NBYTES", 12)  # so that there are long runs, and short ones
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -63,7 +63,7 @@ def test_with_memory_for_all_each_chunk_is_decoded_once(kind: str, tmp_path: Pat
 def test_where_memory_holds_all_that_is_encoded_nobody_need_ask(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.torch.buffer.budget.LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("solar.buffer.buffer_size.LEAST_EPOCH_SECONDS", 0.0)
     data = data_of(KINDS[0], tmp_path / "a.h5", layout)
     terms = ORDERS["by a generator"](data)
     with DataLoader(data, **terms) as loader:
@@ -151,7 +151,7 @@ def test_data_sets_are_joined_in_one_buffer(
             assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes)
             assert loader.stats()["peak_bytes"] <= nbytes
     other = data_of(kind, tmp_path / "c.h5", "shuffled, checked")
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 1 << 10)
+    monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 1 << 10)
     data = ConcatDataset([data_of(kind, tmp_path / "d.h5", "gzip"), other])
     with pytest.raises(PlanError, match="differ from data set to data set"):
         list(DataLoader(data, buffer="1MiB"))

@@ -16,7 +16,7 @@ import torch.distributed
 from mpi_kit import under_gloo, under_mpi
 
 from solar import PlanError, World
-from solar.io.ranks.world import detect, place_on_node
+from solar.io.channels.world import detect, place_on_node
 
 LAUNCHERS = re.compile(r"RANK$|WORLD_SIZE$|^LOCAL_|^SLURM_|^OMPI_|^PMI|^PALS|^MPI_LOCAL")
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
@@ -288,7 +288,7 @@ WORLD_OF_MPI = """
 import dataclasses, json
 from mpi4py import MPI
 from solar import PlanError
-from solar.io.ranks import detect
+from solar.io.channels import detect
 try:
     print(json.dumps([MPI.COMM_WORLD.rank, dataclasses.astuple(detect())]))
 except PlanError as error:
@@ -340,7 +340,7 @@ def test_who_names_several_ranks_of_a_node_is_heard_before_who_names_one(started
 
 def test_detecting_imports_neither_torch_nor_mpi() -> None:
     code = (
-        "import sys; from solar.io.ranks import detect; detect()\n"
+        "import sys; from solar.io.channels import detect; detect()\n"
         "assert not {'torch', 'mpi4py'} & set(sys.modules), 'imported to find out'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

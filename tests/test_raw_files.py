@@ -12,8 +12,8 @@ import pytest
 import solar
 from solar import H5Dataset, LayoutError
 from solar.cli import main
-from solar.io.compress.diff import differences
-from solar.io.libhdf5 import slow
+from solar.io.codec.diff import differences
+from solar.io.hdf5 import guarded_reader
 
 PRIVATE = b"PRIVATE!" * 10
 OK = bytes(range(80))
@@ -101,7 +101,7 @@ def test_the_variable_of_hdf5_allows_a_folder_more(shares: str, place: Path, mon
     elsewhere.mkdir()
     (elsewhere / "1.bin").write_bytes(OK)
     monkeypatch.setenv("HDF5_EXTFILE_PREFIX", str(elsewhere))
-    slow._child.stop()  # or it has the variables of before
+    guarded_reader._child.stop()  # or it has the variables of before
     try:
         for name in ("1.bin", str(elsewhere / "1.bin")):
             written(place / "scan.h5", name, SHARES[shares])
@@ -110,7 +110,7 @@ def test_the_variable_of_hdf5_allows_a_folder_more(shares: str, place: Path, mon
         with pytest.raises(LayoutError, match=r"raw file .*private"):
             solar.read(place / "scan.h5", "x")
     finally:
-        slow._child.stop()
+        guarded_reader._child.stop()
 
 
 def test_verify_does_not_compare_a_private_file(place: Path) -> None:

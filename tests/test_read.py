@@ -14,7 +14,7 @@ from kit import same
 
 import solar
 from solar import ReadError, inspect
-from solar.io.read.reader import Rows
+from solar.io.reading.reader import Rows
 
 UNREADABLE = {"null", "reference"}
 INDICES = {
@@ -118,7 +118,7 @@ def test_several_files_are_one_array(make: Callable[..., str], tmp_path: Path) -
 
 
 def test_a_file_that_changed_after_inspection_is_an_error(make: Callable[..., str]) -> None:
-    from solar.io.read.reader import Rows
+    from solar.io.reading.reader import Rows
 
     path = make("a.h5", direct=np.arange(10), slow=["text"] * 10)
     opened = [Rows(solar.inspect(path, name)) for name in ("direct", "slow")]

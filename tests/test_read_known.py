@@ -15,7 +15,7 @@ from kit import open_files, settle
 
 import solar
 from solar import ReadError, _native
-from solar.io.read import known
+from solar.io.reading import reader
 
 SAMPLES = 60
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def inspected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose metadata was read, each time; nothing is known at first."""
-    known._kept.clear()
+    reader._kept.clear()
     found: list[str] = []
     look = _native.read_metadata
 
@@ -147,23 +147,23 @@ def test_what_is_no_single_file_or_read_by_h5py_is_not_kept(path: Path, tmp_path
         for where in (tmp_path / "folder", [path, tmp_path / "folder" / "b.h5"], str(tmp_path / "folder" / "*.h5")):
             assert solar.read(where, "x", -1)[0] == 4 * (SAMPLES - 1)
         assert solar.read(path, "text", 3) == b"3"
-    assert not known._kept
+    assert not reader._kept
     with pytest.raises(TypeError, match="name of one dataset, not list"):
         solar.read(path, ["x", "y"])  # type: ignore[arg-type]
 
 
 def test_only_so_many_are_kept_those_that_were_asked_for_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [written(tmp_path / f"{number}.h5", number) for number in range(known.KEPT + 3)]
+    paths = [written(tmp_path / f"{number}.h5", number) for number in range(reader.KEPT + 3)]
     for path in paths:
         solar.read(path, "x", 0)
         solar.read(paths[0], "x", 0)
-    assert len(known._kept) == known.KEPT
-    assert [name for name, _ in known._kept] == [str(path) for path in (*paths[-known.KEPT + 1 :], paths[0])]
-    monkeypatch.setattr(known, "KEPT_NBYTES", 100)
+    assert len(reader._kept) == reader.KEPT
+    assert [name for name, _ in reader._kept] == [str(path) for path in (*paths[-reader.KEPT + 1 :], paths[0])]
+    monkeypatch.setattr(reader, "KEPT_NBYTES", 100)
     large = [written(tmp_path / f"chunks{number}.h5", chunks=(1, 4)) for number in range(2)]
     for path in large:  # 60 chunks take more: one at least is kept
         solar.read(path, "x", 0)
-        assert [name for name, _ in known._kept] == [str(path)]
+        assert [name for name, _ in reader._kept] == [str(path)]
 
 
 def test_nothing_is_opened_or_mapped_that_was_not_before(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_threads_may_read_at_the_same_time_while_the_file_is_replaced(path: Path
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_keeps_its_own(path: Path) -> None:
     assert solar.read(path, "x", 0)[1] == 1
-    with known._keeping:  # as another thread may hold it
+    with reader._keeping:  # as another thread may hold it
         child = os.fork()
         if child == 0:
-            os._exit(0 if not known._kept and solar.read(path, "x", 1)[0] == 4 else 1)
+            os._exit(0 if not reader._kept and solar.read(path, "x", 1)[0] == 4 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert known._kept
+    assert reader._kept

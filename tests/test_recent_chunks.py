@@ -13,14 +13,14 @@ import pytest
 from kit import engine, settle
 
 from solar import CodecError, DataLoader, H5Dataset, PlanSampler
-from solar.io.machine.profile import MEMORY
-from solar.planner import order as orders
-from solar.planner.budget import SampleBytes
-from solar.planner.job import Job, planned
-from solar.planner.planned_passes import Piece
-from solar.planner.policies import _lru_misses
-from solar.planner.regions import whole
-from solar.planner.units import uniform
+from solar.io.system.profile import MEMORY
+from solar.planning import torch_shuffles as orders
+from solar.planning.budget import SampleBytes
+from solar.planning.job import Job, plan_node
+from solar.planning.planned_passes import Piece
+from solar.planning.policies import _lru_misses
+from solar.planning.regions import whole_region
+from solar.planning.units import uniform
 from solar.values import Storage, World
 
 Order = Callable[[int], Any]  # of an epoch
@@ -55,9 +55,9 @@ def test_a_buffer_decodes_no_more_than_a_cache_of_its_bytes(
     order = orders.distributed(samples, seed=1) if shuffled else orders.distributed(samples, shuffle=False)
     scratch, chunk = 2 * per_chunk * nbytes + units.stored_nbytes, per_chunk * nbytes
     memory = int(share * samples * nbytes)
-    pieces, fields = [Piece(0, 0, whole(units))], [SampleBytes(nbytes)]
+    pieces, fields = [Piece(0, 0, whole_region(units))], [SampleBytes(nbytes)]
     job = Job(pieces, [storage], fields, scratch, order, World(0, 1), batch, memory, epochs, threads=2)
-    ours = [counts[0].decoded / per_chunk for counts in planned(job).epochs]
+    ours = [counts[0].decoded / per_chunk for counts in plan_node(job).epochs]
     # Its process, too, has the batch that it reads, the one that the loop has, and the chunk that it decodes.
     beside = 2 * batch * nbytes + chunk if share == 1 else 0
     cached = theirs(order.of, epochs, per_chunk, batch, memory - beside, chunk)

@@ -19,14 +19,14 @@ import solar
 from solar import H5Dataset
 from solar.errors import CodecError, LayoutError, PlanError, ReadError
 from solar.filters import filter_values, named
-from solar.io.compress.codec import Codec, parse
-from solar.io.compress.store import compress
-from solar.io.compress.verify import verify
-from solar.io.layout.metadata import packed, unpacked
-from solar.io.machine.probe import probe
-from solar.io.machine.quantities import size, size_of
-from solar.io.read.reader import Rows
-from solar.torch.tuning.tune import made
+from solar.io.codec.codec import Codec, parse
+from solar.io.codec.store import compress
+from solar.io.codec.verify import verify
+from solar.io.hdf5.metadata import pack_layouts, unpacked
+from solar.io.reading.reader import Rows
+from solar.io.system.probe import probe
+from solar.io.system.quantities import parse_size, size_of
+from solar.training.bound_search import made
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ with open(sys.argv[2], "w+b") as file:
 @pytest.mark.parametrize(("text", "reason"), [("1e300", "too large"), ("1.5", "not a whole number"), ("x", "is not a")])
 def test_a_size_that_is_none_is_refused(text: str, reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
-        size(text)
+        parse_size(text)
     with pytest.raises(PlanError, match=reason):
         size_of(text, 100)
 
@@ -194,7 +194,7 @@ def test_each_way_in_which_a_compressed_file_differs_from_its_original_is_named(
 
 def test_layouts_come_out_of_what_is_sent_as_they_went_in(file: Path) -> None:
     layouts = [solar.inspect(file, name) for name in ("waves", "counts", "sparse")]
-    for sent, come in zip(layouts, unpacked(packed(layouts)), strict=True):
+    for sent, come in zip(layouts, unpacked(pack_layouts(layouts)), strict=True):
         assert come.digest == sent.digest
         assert come.dtype == sent.dtype
         assert (come.chunk_offset == sent.chunk_offset).all()

@@ -77,7 +77,7 @@ import json, sys
 import replaced_program, solar
 from mpi4py import MPI
 from solar import _native
-from solar.io.libhdf5.mpio import unchanged_for_all
+from solar.io.hdf5.mpio import unchanged_for_all
 layout, rank = solar.inspect(sys.argv[1], "x"), MPI.COMM_WORLD.rank
 assert unchanged_for_all(layout) == sys.argv[1]
 if rank == 1:

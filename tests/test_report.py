@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from stats_kit import KEYS, MIB, counts, used
 
 from solar import DataLoader, H5Dataset
-from solar.io.compress.codec import FILTER
-from solar.torch.monitor.report import report
-from solar.torch.monitor.stats import CAUSES, Stats
+from solar.io.codec.codec import FILTER
+from solar.loader.report import report
+from solar.loader.stats import CAUSES, Stats
 
 
 def test_before_the_first_batch_the_report_says_so() -> None:
@@ -161,7 +161,7 @@ def test_a_loader_reports_what_it_knows_of_its_data(make: Callable[..., str], mo
     rows = np.random.default_rng(0).integers(0, 9, (4000, 256)).astype("f4")
     path = make("a.h5", chunked=(rows, {"chunks": (40, 256), "compression": "gzip"}), plain=rows)
     told: list[Any] = []
-    monkeypatch.setattr("solar.torch.monitor.stats.in_words", lambda *arguments: told.append(arguments[2:]) or "")
+    monkeypatch.setattr("solar.loader.stats.in_words", lambda *arguments: told.append(arguments[2:]) or "")
     for name, buffer in (("chunked", 0), ("plain", 0), ("plain", 2 * MIB)):
         with DataLoader(H5Dataset(path, name), batch_size=16, shuffle=True, buffer=buffer) as loader:
             list(loader)

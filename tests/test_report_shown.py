@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from solar import DataLoader, H5Dataset
-from solar.torch.monitor.shown import LEFT, WIDTH, Report
+from solar.loader.report import LEFT, WIDTH, Report
 
 SVG = "{http://www.w3.org/2000/svg}"
 EPOCHS = [

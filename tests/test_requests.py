@@ -12,7 +12,7 @@ from buffer_kit import DISK, LAYOUTS, MANY, dataset_of, least_of, run_of
 from kit import settle
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.torch.metrics import prometheus_text
+from solar.loader.metrics import prometheus_text
 
 EPOCHS = 3
 

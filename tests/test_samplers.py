@@ -17,7 +17,7 @@ from ranks_kit import TAILS, Sized, batched, flat, on_all_ranks, steps_of
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from solar import PlanBatchSampler, PlanError, PlanSampler
-from solar.torch import samplers as sampling
+from solar.samplers import samplers as sampling
 
 samples = st.integers(0, 60)
 rank_counts = st.integers(1, 8)

@@ -36,10 +36,9 @@ from torch.utils.data import ConcatDataset, Subset
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.cli import main
-from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
-from solar.serve.member import Member
-from solar.serve.service import Service
-from solar.serve.window import in_turn, own_of
+from solar.planning.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
+from solar.service.service import Service
+from solar.service.window import Member, in_turn, own_of
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -95,7 +94,7 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
     with h5py.File(path, "w") as file:
         file["x"] = np.random.default_rng(0).poisson(0.1, (samples, 64, 64)).astype("u2")
     slow = Storage(latency=1e-3, bandwidth=1e7, iops=250)
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (slow, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (slow, False))
     data, told = H5Dataset(path, "x"), {"batch_size": 8, "epochs": 2}
     in_step(monkeypatch, jobs=2, batches=2 * samples // 8)
     with serving(path, where=tmp_path, memory=samples * 8192 // 4) as service, ExitStack() as stack:
@@ -176,8 +175,8 @@ def test_an_evaluation_of_the_same_data_does_not_wait_for_its_training(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread takes from both in turn: the one that it does not take from is left behind without patience."""
-    monkeypatch.setattr("solar.serve.pace.IN_TURN", 400)
-    monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 60.0)
+    monkeypatch.setattr("solar.service.pace.IN_TURN", 400)
+    monkeypatch.setattr("solar.service.served_run.COME_WITHIN", 60.0)
     data, found = H5Dataset(scan, "x"), []
     for of in (True, False):
         with serving(scan, where=tmp_path, slack=100, memory=1 << 20) as service:
@@ -421,7 +420,7 @@ def test_a_member_that_has_nothing_left_leaves_the_others_their_data_sets() -> N
 
 @pytest.mark.parametrize("several", [False, True])
 def test_places_of_shared_steps_are_those_of_their_samples(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.planner.pass_uses.AT_ONCE", 50)
+    monkeypatch.setattr("solar.planning.pass_uses.AT_ONCE", 50)
     draw, jobs = np.random.default_rng(0), []
     for number in range(4):
         count = int(draw.integers(5, 80))

@@ -17,7 +17,7 @@ from serve_kit import FIELDS, alone, epochs_of, scan, soon
 
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError
-from solar.io.serve import doors
+from solar.io.channels import service_sockets
 
 _ = scan  # a fixture
 
@@ -40,7 +40,7 @@ SOLAR = [sys.executable, "-m", "solar", "serve"]
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder of this test's own, whose services are ended."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("solar.io.serve.begin.LINGERS", 3.0)
+    monkeypatch.setattr("solar.io.channels.service_sockets.LINGERS", 3.0)
     yield tmp_path / "solar"
     subprocess.run([*SOLAR, "--stop"], check=False, capture_output=True)  # some have ended by themselves
     assert soon(lambda: not held(tmp_path / "solar"))
@@ -76,7 +76,7 @@ def begun(scan: Path, jobs: int, environment: dict[str, str]) -> list[subprocess
 def test_of_jobs_that_begin_together_one_begins_a_service(jobs: int, scan: Path, runtime: Path) -> None:
     running = begun(scan, jobs, {"SOLAR_SERVICE": "auto:4MiB"})
     said = [one.communicate(timeout=120) for one in running]
-    assert len(doors.found()) == len(held(runtime)) == 1
+    assert len(service_sockets.found()) == len(held(runtime)) == 1
     data = H5Dataset(scan, FIELDS)
     for seed, (out, error) in enumerate(said):
         digest, served = out.split()
@@ -109,8 +109,8 @@ def test_it_ends_after_the_last(scan: Path, runtime: Path) -> None:
     with DataLoader(data, 8, service="auto:25%") as loader:
         for _ in loader:
             pass
-        assert doors.found() and "A service read " in loader.report()
-    assert soon(lambda: not doors.found() and not held(runtime))
+        assert service_sockets.found() and "A service read " in loader.report()
+    assert soon(lambda: not service_sockets.found() and not held(runtime))
 
 
 @pytest.mark.parametrize("wrong", ["folder", "command", "time"])
@@ -125,9 +125,9 @@ def test_one_that_cannot_begin_is_said_and_the_job_reads_alone(
         monkeypatch.setattr(sys, "executable", "/bin/false")
         said = "no service could be started: 1"
     else:
-        monkeypatch.setattr("solar.io.serve.begin.BEGINS_WITHIN", 0.1)
-        turn = os.open(doors.socket_of([str(scan)]).with_suffix(".begin"), os.O_RDWR | os.O_CREAT, 0o600)
-        assert doors.locked(turn)
+        monkeypatch.setattr("solar.io.channels.service_sockets.BEGINS_WITHIN", 0.1)
+        turn = os.open(service_sockets.socket_of([str(scan)]).with_suffix(".begin"), os.O_RDWR | os.O_CREAT, 0o600)
+        assert service_sockets.locked(turn)
         said = "another job has tried to start a service for 0.1 s"
     data = H5Dataset(scan, FIELDS)
     order = PlanSampler(data, seed=1)
@@ -139,7 +139,7 @@ def test_one_that_cannot_begin_is_said_and_the_job_reads_alone(
     assert len(caplog.messages) == 1 and re.search(said, caplog.messages[0])
     assert "this training reads by itself" in caplog.messages[0]
     runtime.chmod(0o700)
-    assert not doors.found()
+    assert not service_sockets.found()
 
 
 def test_memory_that_is_none_is_said_when_the_loader_is_made(scan: Path) -> None:
@@ -171,7 +171,7 @@ def test_files_that_are_cut_off_are_not_served(scan: Path, runtime: Path, tmp_pa
             [*SOLAR, scan, wrong, "--memory", "4MiB", "--background"], capture_output=True, text=True
         )
         assert ended.returncode == 1 and str(wrong) in ended.stderr and said in ended.stderr
-    assert not doors.found()
+    assert not service_sockets.found()
 
 
 def test_in_the_background_it_listens_when_the_command_ends(scan: Path, runtime: Path) -> None:

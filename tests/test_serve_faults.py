@@ -22,8 +22,8 @@ from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, check, job, piece_
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.cli import main
 from solar.errors import PlanError
-from solar.io.serve import doors, frames, handed
-from solar.serve.service import Service
+from solar.io.channels import frames, service_sockets
+from solar.service.service import Service
 
 _ = scan  # a fixture
 
@@ -40,8 +40,8 @@ def test_the_service_is_killed_and_jobs_go_on(after: float, scan: Path, tmp_path
 
 
 def test_the_service_is_stopped_and_jobs_go_on(scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 0.3)
-    monkeypatch.setattr("solar.torch.buffer.door.ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr("solar.service.served_run.COME_WITHIN", 0.3)
+    monkeypatch.setattr("solar.service.connection.ANSWER_WITHIN", 0.5)
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
     with Process(scan, tmp_path) as service:
         timer = threading.Timer(0.1, service.process.send_signal, [signal.SIGSTOP])
@@ -97,7 +97,7 @@ os.kill(os.getpid(), 9)
 
 
 def asked(service: Service, *messages: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-    with doors.connect(service.path, 5) as peer:
+    with service_sockets.connect(service.path, 5) as peer:
         for message in messages:
             frames.send(peer, message, descriptors if message is messages[-1] else ())
             came = frames.receive(peer, frames.OF_SERVICE)
@@ -156,7 +156,7 @@ def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> Non
             "dataset": 0,
             "field": 0,
         }
-        made = handed.hand([{**piece, "arrays": -1}], [])
+        made = frames.hand([{**piece, "arrays": -1}], [])
         try:
             answer = asked(service, HELLO, {"is": "data"}, descriptors=(made,))
         finally:
@@ -187,7 +187,7 @@ def test_auto_finds_the_service_of_its_files(scan: Path, tmp_path: Path, monkeyp
     data, found = H5Dataset(scan, FIELDS), dict[int, Any]()
     job(data, 0, 8, None, found)
     assert found[0] == (alone(data, 0, 8), None)  # there is none
-    service = Service([str(scan)], 2 << 20, doors.socket_of([str(scan)]))
+    service = Service([str(scan)], 2 << 20, service_sockets.socket_of([str(scan)]))
     thread = threading.Thread(target=service.run)
     thread.start()
     job(data, 0, 8, None, found)
@@ -235,7 +235,7 @@ def test_garbage_ends_that_connection_and_no_other(scan: Path, tmp_path: Path) -
     draw = np.random.default_rng(1)
     random = [draw.integers(0, 256, draw.integers(1, 300), np.uint8).tobytes() for _ in range(100)]
     random += [framed(bytes(one)) for one in random[:50]]
-    with serving(scan, where=tmp_path) as service, doors.connect(service.path, 5) as stays:
+    with serving(scan, where=tmp_path) as service, service_sockets.connect(service.path, 5) as stays:
         frames.send(stays, HELLO)
         assert frames.receive(stays, frames.OF_SERVICE) is not None
         for body in [*GARBAGE.values(), *random]:
@@ -259,7 +259,7 @@ def test_an_order_that_is_none_ends_the_connection(wrong: str, scan: Path, tmp_p
         starts = np.array([0, 8, 4])
     if wrong == "too large":
         rows = rows + SAMPLES
-    made = handed.hand(None, [starts, rows] if wrong == "other types" else [rows, starts])
+    made = frames.hand(None, [starts, rows] if wrong == "other types" else [rows, starts])
     if wrong == "no memory":
         os.close(made)
         made = os.open("/dev/null", os.O_RDONLY)
@@ -269,9 +269,9 @@ def test_an_order_that_is_none_ends_the_connection(wrong: str, scan: Path, tmp_p
         made = os.memfd_create("open", os.MFD_ALLOW_SEALING)
         os.write(made, body if wrong == "not sealed" else body[: len(body) // 2])
         if wrong == "short":
-            fcntl.fcntl(made, fcntl.F_ADD_SEALS, handed.SEALS)
-    told = handed.hand([piece_of(scan)], [])
-    with serving(scan, where=tmp_path) as service, doors.connect(service.path, 5) as peer:
+            fcntl.fcntl(made, fcntl.F_ADD_SEALS, frames.SEALS)
+    told = frames.hand([piece_of(scan)], [])
+    with serving(scan, where=tmp_path) as service, service_sockets.connect(service.path, 5) as peer:
         for message, own in ((HELLO, ()), ({"is": "data"}, (told,)), ({"is": "join", "data": 0, "batch": 4}, (made,))):
             frames.send(peer, message, own)
             came = frames.receive(peer, frames.OF_SERVICE)

@@ -17,7 +17,7 @@ import pytest
 from serve_kit import FIELDS, HELLO, alone, job, piece_of, scan, serving, soon
 
 from solar import H5Dataset
-from solar.io.serve import doors, frames, handed
+from solar.io.channels import frames, service_sockets
 
 _ = scan  # a fixture
 
@@ -79,7 +79,7 @@ def descriptor(draw: random.Random, right: int) -> int:
         body = body[: draw.randrange(1, len(body))]
     made = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING)
     os.write(made, body)
-    fcntl.fcntl(made, fcntl.F_ADD_SEALS, handed.SEALS)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, frames.SEALS)
     return made
 
 
@@ -89,7 +89,7 @@ def spoken(draw: random.Random, path: Path, data: int, order: int) -> None:
         (HELLO, []), ({"is": "data"}, [data]), ({"is": "join", "data": 0, "batch": 4}, [order]),
         ({"is": "more", "job": 0}, [order]), ({"is": "status"}, []), ({"is": "leave", "job": 0}, []),
     ]  # fmt: skip
-    with doors.connect(path, 20) as peer:
+    with service_sockets.connect(path, 20) as peer:
         for message, own in lines[: draw.randrange(1, len(lines) + 1)]:
             wrong = draw.random() < 0.4
             body = json.dumps(changed(draw, message) if wrong else message).encode()
@@ -115,7 +115,7 @@ def spoken(draw: random.Random, path: Path, data: int, order: int) -> None:
 def test_what_is_nearly_right_costs_nobody_else(seed: int, scan: Path, tmp_path: Path) -> None:
     draw = random.Random(seed)
     values, arrays = told(scan)
-    data, order = handed.hand(values, []), handed.hand(None, arrays)
+    data, order = frames.hand(values, []), frames.hand(None, arrays)
     with serving(scan, where=tmp_path) as service:
 
         def left() -> int:

@@ -17,7 +17,7 @@ from serve_kit import FIELDS, PATIENT, SAMPLES, Process, alone, check, epochs_of
 
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError, ReadError
-from solar.io.serve import doors
+from solar.io.channels import service_sockets
 
 _ = scan  # a fixture
 
@@ -125,4 +125,4 @@ def test_a_file_that_is_replaced_is_an_error_and_made_again_it_is_served(tmp_pat
         job(new, 0, 8, str(service.path), found)
     assert found[0][0] == alone(new, 0, 8) != first
     assert found[0][1]["served"] > 200
-    assert doors.real(str(path)) in service.served
+    assert service_sockets.real(str(path)) in service.served

@@ -12,8 +12,8 @@ from serve_kit import epochs_of, scan, serving
 
 from solar import DataLoader, H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
-from solar.torch.buffer import served_run
-from solar.torch.buffer.door import Door
+from solar.service import served_run
+from solar.service.connection import ServiceConnection
 
 _ = scan  # a fixture
 
@@ -98,15 +98,15 @@ def test_who_has_no_answer_when_it_leaves_asks_no_more(
 ) -> None:
     """It would wait ten seconds for each question, and take the late answer to one for that to the next."""
     guest.last, guest.word = 1 << 40, "gone"
-    asked, ask = list[str](), Door.ask
+    asked, ask = list[str](), ServiceConnection.ask
 
-    def hears_nothing(door: Door, message: dict[str, Any], *more: Any, **named: Any) -> Any:
+    def hears_nothing(door: ServiceConnection, message: dict[str, Any], *more: Any, **named: Any) -> Any:
         asked.append(message["is"])
         if message["is"] == "leave":
             raise ReadError("timed out")
         return ask(door, message, *more, **named)
 
-    monkeypatch.setattr(Door, "ask", hears_nothing)
+    monkeypatch.setattr(ServiceConnection, "ask", hears_nothing)
     data = H5Dataset(scan, "y")
     with serving(scan, where=tmp_path, slack=1000.0) as service:
         digest, _ = trained(service.path, data)

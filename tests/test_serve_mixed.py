@@ -18,7 +18,7 @@ from limits_kit import BESIDE, KERNEL
 from serve_kit import soon
 from serve_mixed_program import Mixed, trained
 
-from solar.io.serve import doors
+from solar.io.channels import service_sockets
 
 SAMPLES, SIDE = 16384, 64  # 16 KiB each, 256 MiB
 MEMORY = 32 << 20
@@ -62,9 +62,9 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def status(path: Path) -> dict[str, object]:
-    peer, _ = doors.greeted(path, 20, "test")
+    peer, _ = service_sockets.greeted(path, 20, "test")
     with peer:
-        return dict(doors.ask(peer, path, {"is": "status"}, "status")[0]["told"])
+        return dict(service_sockets.ask(peer, path, {"is": "status"}, "status")[0]["told"])
 
 
 def begun(stack: ExitStack, *command: str) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.errors import SolarError
-from solar.io.serve import doors
+from solar.io.channels import service_sockets
 
 _ = scan  # a fixture
 
@@ -121,8 +121,8 @@ def read_by_one_and_two(
 ) -> tuple[int, list[int]]:
     """The bytes that a service reads for jobs that begin together, and each of two with half of its memory."""
     for name, seconds in WAITS.items():
-        monkeypatch.setattr(f"solar.serve.{name}", seconds)
-    waits = "import solar.serve.conductor as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
+        monkeypatch.setattr(f"solar.service.{name}", seconds)
+    waits = "import solar.service.scheduler as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
     (where / "one").mkdir()
     with serving(path, where=where / "one", memory=memory, slack=PATIENT) as service:
         orders = of_seeds(of, seeds, [str(service.path)])
@@ -202,9 +202,9 @@ def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, sc
         def end() -> None:
             assert soon(lambda: any(one["batches"] > 20 for one in services.status()[1]["jobs"]))
             if what == "stop":
-                peer, _ = doors.greeted(services.sockets[1], 10, "test")
+                peer, _ = service_sockets.greeted(services.sockets[1], 10, "test")
                 with peer:
-                    doors.ask(peer, services.sockets[1], {"is": "stop"}, "stopping")
+                    service_sockets.ask(peer, services.sockets[1], {"is": "stop"}, "stopping")
             else:
                 os.kill(victim, what)
 
@@ -221,7 +221,7 @@ def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, sc
 def test_a_service_that_hangs_leaves_jobs_of_both_nodes_to_themselves_and_comes_back(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 0.3)
+    monkeypatch.setattr("solar.service.served_run.COME_WITHIN", 0.3)
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
     with Services(scan, where=tmp_path / "s") as services:
         victim = services.status()[1]["pid"]
@@ -241,7 +241,7 @@ def test_a_node_that_says_nothing_is_not_waited_for_and_does_not_keep_others_fro
     scan: Path, tmp_path: Path
 ) -> None:
     """The jobs' own patience is ten seconds, in each pass: what ends it sooner is what the services notice."""
-    before = "import solar.serve.nodes as nodes\nnodes.SILENT = 2.0\n"
+    before = "import solar.service.nodes as nodes\nnodes.SILENT = 2.0\n"
     data, found = H5Dataset(scan, FIELDS), dict[int, Any]()
     with Services(scan, where=tmp_path / "s", before=before) as services:
         victim = services.status()[1]["pid"]
@@ -256,9 +256,9 @@ def test_a_node_that_says_nothing_is_not_waited_for_and_does_not_keep_others_fro
         assert soon(lambda: "rank 1 of 2 services is heard again" in services.said())
         job(data, 2, 14, services.socket(0), found)
         os.kill(victim, signal.SIGSTOP)
-        peer, _ = doors.greeted(services.sockets[0], 10, "test")
+        peer, _ = service_sockets.greeted(services.sockets[0], 10, "test")
         with peer:
-            doors.ask(peer, services.sockets[0], {"is": "stop"}, "stopping")
+            service_sockets.ask(peer, services.sockets[0], {"is": "stop"}, "stopping")
         assert services.process.wait(60) != 0
         assert "the services of other nodes do not answer" in services.said()
     for seed, batch in ((0, 8), (1, 11), (2, 14)):
@@ -267,9 +267,9 @@ def test_a_node_that_says_nothing_is_not_waited_for_and_does_not_keep_others_fro
 
 
 def _status_of(services: Services, rank: int) -> dict[str, Any]:
-    peer, _ = doors.greeted(services.sockets[rank], 10, "test")
+    peer, _ = service_sockets.greeted(services.sockets[rank], 10, "test")
     with peer:
-        told: dict[str, Any] = doors.ask(peer, services.sockets[rank], {"is": "status"}, "status")[0]["told"]
+        told: dict[str, Any] = service_sockets.ask(peer, services.sockets[rank], {"is": "status"}, "status")[0]["told"]
     return told
 
 
@@ -310,10 +310,10 @@ def test_a_damaged_chunk_at_one_node_is_an_error_of_the_jobs_that_want_it_on_bot
 
 def test_data_that_one_node_cannot_open_are_refused_on_all_in_words(scan: Path, tmp_path: Path) -> None:
     before = (
-        "import solar.serve.service as service\n"
+        "import solar.service.service as service\n"
         "from solar.errors import LayoutError\n"
         "def refuses(*_): raise LayoutError('that file system is not there')\n"
-        "if rank == '1': service.opened = refuses\n"
+        "if rank == '1': service.open_data = refuses\n"
     )
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
     with Services(scan, where=tmp_path / "s", before=before) as services:

@@ -24,10 +24,10 @@ from test_serve_together import SLOW, counts_of, nodes_of, planned, shared
 
 from solar import CSR, Crops, DataLoader, H5Dataset, PlanSampler, Ragged
 from solar.errors import SolarError
-from solar.planner.pass_uses import SampleUses
-from solar.planner.sweep import total
-from solar.serve.opened import SharedData
-from solar.serve.window import shares_of
+from solar.planning.pass_uses import SampleUses
+from solar.planning.sweep import total
+from solar.service.shared_data import SharedData
+from solar.service.window import shares_of
 
 OF_MPI = 12 << 20  # that a service's MPI maps, and has on its way
 Memory = list[list[list[Any]]]  # of each step and field what lies at each place: a data set's number, and a row
@@ -124,7 +124,7 @@ def provided(data: SharedData, uses: SampleUses, sizes: Any) -> Memory:
 def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
     kind: str, share: float, seeds: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     data = MADE[kind](tmp_path / "x.h5")
     memory = int(share * shared(data).nbytes)
     together = nodes_of(data, seeds, memory // 2)
@@ -176,7 +176,7 @@ def test_services_hold_no_more_than_their_memory(tmp_path: Path) -> None:
     with ExitStack() as stack:
         group = stack.enter_context(limits_groups.made())
         enters = f"limits_groups.enter(pathlib.Path({str(group)!r}), {limit})" if group else ""
-        before = f"import pathlib, limits_groups, solar.cli.serve, solar.serve.service\n{enters}\n"
+        before = f"import pathlib, limits_groups, solar.cli.serve, solar.service.service\n{enters}\n"
         services = stack.enter_context(Services(path, where=tmp_path / "s", memory=str(nbytes), before=before))
         jobs = [threading.Thread(target=job, args=(data, n, 2, services.socket(n), found)) for n in range(4)]
         for one in jobs:

@@ -14,9 +14,9 @@ from test_serve_together import shared
 
 from solar import H5Dataset
 from solar.errors import ReadError
-from solar.serve.nodes import Nodes
-from solar.serve.opened import SharedData
-from solar.serve.together import Said, Together
+from solar.service.cluster import Cluster, Said
+from solar.service.nodes import Nodes
+from solar.service.shared_data import SharedData
 
 _ = scan  # a fixture
 
@@ -59,8 +59,8 @@ class Pair:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boxes, self.left = {pair: deque[bytes]() for pair in ((0, 1), (1, 0))}, set[int]()
-        monkeypatch.setattr("solar.serve.nodes.posted", lambda by, rank, group: Post(rank, self.boxes, self.left))
-        monkeypatch.setattr("solar.serve.nodes.numbered_mail", lambda check: None)
+        monkeypatch.setattr("solar.service.nodes.posted", lambda by, rank, group: Post(rank, self.boxes, self.left))
+        monkeypatch.setattr("solar.service.nodes.numbered_mail", lambda check: None)
         self.nodes = [Nodes(Peers(rank)) for rank in range(2)]  # type: ignore[arg-type]
         self.told = [threading.Event() for _ in range(2)]  # to end
         for one, event in zip(self.nodes, self.told, strict=True):
@@ -98,8 +98,8 @@ def test_who_ends_first_stays_until_the_other_has_told_its_last(monkeypatch: pyt
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.serve.nodes.SILENT", 0.1)
-    monkeypatch.setattr("solar.serve.nodes.SAYS_SO", 3600.0)
+    monkeypatch.setattr("solar.service.nodes.SILENT", 0.1)
+    monkeypatch.setattr("solar.service.nodes.SAYS_SO", 3600.0)
     pair = Pair(monkeypatch)
     pair.nodes[1].tell({"is": "stop"})  # its last word: it hangs while it ends
     assert pair.told[0].wait(60)
@@ -123,10 +123,10 @@ class Held:
     def tell(self, letter: dict[str, Any], arrays: Any = ()) -> None:
         self.told.append(letter)
 
-    def bye(self, one: Together, why: str) -> None:
+    def bye(self, one: Cluster, why: str) -> None:
         self.told.append({"is": "bye", "why": why})
 
-    def begin(self, one: Together) -> None: ...
+    def begin(self, one: Cluster) -> None: ...
 
     def next_number(self) -> int:
         return 1
@@ -140,7 +140,7 @@ class Three:
 
     def __init__(self, data: SharedData) -> None:
         self.wires = [Held(rank) for rank in range(3)]
-        self.nodes = [Together(wire, data, 1) for wire in self.wires]
+        self.nodes = [Cluster(wire, data, 1) for wire in self.wires]
         self.found: dict[int, Any] = {}
         self._threads = dict[int, threading.Thread]()
 
@@ -205,8 +205,8 @@ def test_a_node_that_ends_between_asking_for_a_run_and_its_begin_keeps_nobody_wa
     """As a Slurm job that is cancelled while its trainings begin: the other had a Run, and waited for its end."""
     before = (
         "import os, signal\n"
-        "from solar.serve.together import Together\n"
-        "asked = Together.all\n"
+        "from solar.service.cluster import Cluster\n"
+        "asked = Cluster.all\n"
         "def ends(self, value, arrays=(), **how):\n"
         "    found = asked(self, value, arrays, **how)\n"
         "    if value is None and not arrays and rank == '1':\n"
@@ -214,7 +214,7 @@ def test_a_node_that_ends_between_asking_for_a_run_and_its_begin_keeps_nobody_wa
         "        with self._changed:\n"
         "            assert self._changed.wait_for(lambda: self._over, 60)\n"
         "    return found\n"
-        "Together.all = ends\n"
+        "Cluster.all = ends\n"
     )
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
     with Services(scan, where=tmp_path / "s", before=before) as services:

@@ -16,11 +16,10 @@ import torch
 from serve_kit import PATIENT, scan, serving, soon
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.planner.pass_uses import SampleUses, shared_steps
-from solar.serve.hall import Hall
-from solar.serve.member import Member
-from solar.serve.pace import Slack, rates, typical
-from solar.serve.window import in_turn, own_of, shares_of
+from solar.planning.pass_uses import SampleUses, shared_steps
+from solar.service.pace import StragglerPolicy, rates, typical
+from solar.service.shared_reader import SharedReader
+from solar.service.window import Member, in_turn, own_of, shares_of
 
 _ = scan  # a fixture
 
@@ -92,11 +91,13 @@ def test_paces_that_are_nearly_alike_stay_side_by_side() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(at=0.0)
-    monkeypatch.setattr("solar.serve.pace.clock", lambda: now.at)
+    monkeypatch.setattr("solar.service.pace.clock", lambda: now.at)
     return now
 
 
-def looks(slack: Slack, clock: Any, seconds: float, members: list[Member], holders: list[Member]) -> list[Member]:
+def looks(
+    slack: StragglerPolicy, clock: Any, seconds: float, members: list[Member], holders: list[Member]
+) -> list[Member]:
     """Those who are left behind after so long, in which there was no room if somebody is waited for."""
     slack.behind(holders, members)
     for _ in range(10):
@@ -107,7 +108,7 @@ def looks(slack: Slack, clock: Any, seconds: float, members: list[Member], holde
 
 def test_who_holds_back_others_for_longer_than_the_slack_is_left_behind(clock: SimpleNamespace) -> None:
     both = [of(order(np.random.default_rng(0), 9), process=number) for number in range(2)]
-    slack = Slack(2.0)
+    slack = StragglerPolicy(2.0)
     assert looks(slack, clock, 60.0, both, [both[0]]) == []  # nobody waits for it
     both[1].ledger.waits = both[1].planned = 3
     assert looks(slack, clock, 1.9, both, [both[0]]) == []
@@ -116,7 +117,7 @@ def test_who_holds_back_others_for_longer_than_the_slack_is_left_behind(clock: S
 
 def test_who_goes_on_is_not_left_behind_for_one_who_is_not_planned_yet(clock: SimpleNamespace) -> None:
     both = [of(order(np.random.default_rng(0), 9), process=number) for number in range(2)]
-    slack = Slack(2.0)
+    slack = StragglerPolicy(2.0)
     both[1].ledger.waits = 3
     for _ in range(9):
         both[0].ledger.made += 1
@@ -126,7 +127,7 @@ def test_who_goes_on_is_not_left_behind_for_one_who_is_not_planned_yet(clock: Si
 
 def test_a_little_is_forgiven(clock: SimpleNamespace) -> None:
     both = [of(order(np.random.default_rng(0), 9), process=number) for number in range(2)]
-    slack = Slack(2.0)
+    slack = StragglerPolicy(2.0)
     both[1].ledger.waits = both[1].planned = 3
     for _ in range(50):  # a sixth of the time, in all for 50 seconds
         assert looks(slack, clock, 1.0, both, [both[0]]) == []
@@ -137,7 +138,7 @@ def test_a_little_is_forgiven(clock: SimpleNamespace) -> None:
 
 def test_who_takes_from_two_in_turn_is_not_waited_for_as_long(clock: SimpleNamespace) -> None:
     both = [of(order(np.random.default_rng(0), 9)) for _ in range(2)]
-    slack = Slack(2.0)
+    slack = StragglerPolicy(2.0)
     both[1].ledger.waits = both[1].planned = 3
     assert looks(slack, clock, 0.2, both, [both[0]]) == []
     assert looks(slack, clock, 0.1, both, [both[0]]) == [both[0]]
@@ -150,7 +151,7 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
     Where nobody holds a step, all room is being read into: then no pace costs anything.
     """
     both = [of(order(np.random.default_rng(0), 1000), process=number) for number in range(2)]
-    slack, changes = Slack(2.0), list[int]()
+    slack, changes = StragglerPolicy(2.0), list[int]()
     for one in both:
         one.ledger.waits = one.planned = 1
     turns = in_turn(both, slack.rates(both))
@@ -173,7 +174,7 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
 @pytest.mark.parametrize("becomes", ["slower", "faster"])
 def test_a_plan_is_changed_when_it_has_cost_as_much_as_another(becomes: str, clock: SimpleNamespace) -> None:
     both = [of(order(np.random.default_rng(0), 1000), process=number) for number in range(2)]
-    slack, steps = Slack(2.0), 0
+    slack, steps = StragglerPolicy(2.0), 0
     for one in both:
         one.ledger.waits = one.planned = 1
         one.lately.append(0.1)
@@ -219,8 +220,8 @@ def test_a_training_that_takes_one_batch_while_another_takes_three_is_planned_so
     """Step by step they would stand still: the first one could go no further than memory for steps allows."""
     data, taken, found = H5Dataset(scan, "x"), [0, 0], dict[int, Any]()
     changed = threading.Condition()
-    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # 250 ms are many batches here
-    monkeypatch.setattr("solar.serve.pace.IN_TURN", 1)  # as if they were of two processes
+    monkeypatch.setattr("solar.service.scheduler.SETTLES", 0.0)  # 250 ms are many batches here
+    monkeypatch.setattr("solar.service.pace.IN_TURN", 1)  # as if they were of two processes
 
     def train(number: int) -> None:
         def each() -> None:
@@ -255,9 +256,9 @@ def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time it changes the plan of all: so some times a pass, and at the next one it comes back at once."""
-    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # as above
-    joins, join = list[int](), Hall.join
-    monkeypatch.setattr(Hall, "join", lambda self, *more: joins.append(taken[0]) or join(self, *more))
+    monkeypatch.setattr("solar.service.scheduler.SETTLES", 0.0)  # as above
+    joins, join = list[int](), SharedReader.join
+    monkeypatch.setattr(SharedReader, "join", lambda self, *more: joins.append(taken[0]) or join(self, *more))
     data, taken = H5Dataset(scan, "x"), [0]
     with serving(scan, where=tmp_path, slack=PATIENT) as service:
 

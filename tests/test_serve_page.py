@@ -20,10 +20,9 @@ from serve_kit import FIELDS, Process, scan, serving, soon
 
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError
-from solar.serve import page as pages
-from solar.serve.page import Page
-from solar.serve.service import Service
-from solar.serve.shown import Moment, page
+from solar.service import status_page as pages
+from solar.service.service import Service
+from solar.service.status_page import Moment, Page, status_html
 
 _ = scan  # a fixture
 
@@ -112,7 +111,7 @@ def test_names_that_jobs_give_themselves_are_words() -> None:
     wicked = "<script>alert(1)</script>&\"'"
     job = {"name": wicked, "batches": 3, "told": 9, "waits": True, "why": wicked, "rate": 0.25}
     told = {**NOBODY, "jobs": [job] * 120, "waited": 2.0, "head": 0.25}
-    found = Checked(page(told, [Moment.of(told)]))
+    found = Checked(status_html(told, [Moment.of(told)]))
     assert "script" not in {name for name, _ in found.elements}
     assert found.words.count("0.25 of the fastest's") == 100 and "for more than 2 s" in found.words
     assert found.words.count(wicked) == 200 and "And 20 others." in found.words  # a name and a reason, of a hundred
@@ -125,12 +124,12 @@ def test_lines_are_bytes_a_second() -> None:
         "head": 0.5,
     }
     moments = [Moment(100.0 + n, 0.5, (1 << 20) * n, (3 << 20) * n) for n in range(60)]
-    found = Checked(page(told, moments))
+    found = Checked(status_html(told, moments))
     assert re.search("read 1.05 MB/s, handed on 3.15 MB/s", found.words), found.words
     assert len([1 for name, _ in found.elements if name == "circle"]) == 60
     anew = [*moments, Moment(160.0, 0.5, 0, 0)]  # the next data set counts from zero: no line goes below
     assert "-" not in "".join(
-        of["points"] or "" for name, of in Checked(page(told, anew)).elements if name == "polyline"
+        of["points"] or "" for name, of in Checked(status_html(told, anew)).elements if name == "polyline"
     )
 
 

@@ -86,7 +86,7 @@ MEMORY = {
 def test_a_service_reads_what_the_plan_says(
     kind: str, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("solar.io.machine.profile.stored_or_guessed", lambda _: (STORAGES[storage], storage))
+    monkeypatch.setattr("solar.io.system.profile.stored_or_guessed", lambda _: (STORAGES[storage], storage))
     write, opened, told = KINDS[kind]
     path = tmp_path / "data.h5"
     write(path)

@@ -16,8 +16,8 @@ from serve_kit import alone, job, scan, soon
 
 from solar import H5Dataset
 from solar.cli import main
-from solar.io.serve import doors
-from solar.serve.service import Service
+from solar.io.channels import service_sockets
+from solar.service.service import Service
 
 _ = scan  # a fixture
 
@@ -27,7 +27,7 @@ def two(scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Services of two files, where a user's are found."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     files = [scan, Path(shutil.copy(scan, tmp_path / "other.h5"))]
-    services = [Service([str(one)], 2 << 20, doors.socket_of([str(one)])) for one in files]
+    services = [Service([str(one)], 2 << 20, service_sockets.socket_of([str(one)])) for one in files]
     threads = [threading.Thread(target=one.run) for one in services]
     for thread in threads:
         thread.start()
@@ -42,14 +42,14 @@ def test_stop_ends_the_service_of_a_file_and_without_one_all_of_a_user(
     two: list[tuple[Path, Service]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (first, _), (other, _) = two
-    assert len(doors.found()) == 2
+    assert len(service_sockets.found()) == 2
     assert main(["serve", "--status"]) == 0
     said = capsys.readouterr().out
     assert f"serves {first}\n" in said and f"serves {other}\n" in said
     assert main(["serve", "--stop", str(first)]) == 0
-    assert soon(lambda: doors.found() == [doors.socket_of([str(other)])])
+    assert soon(lambda: service_sockets.found() == [service_sockets.socket_of([str(other)])])
     assert main(["serve", "--stop"]) == 0
-    assert soon(lambda: doors.found() == [])
+    assert soon(lambda: service_sockets.found() == [])
     assert main(["serve", "--stop"]) == 1
     assert "no service of yours is there" in capsys.readouterr().err
 

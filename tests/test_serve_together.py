@@ -14,18 +14,16 @@ from serve_kit import SAMPLES, scan, soon
 
 from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
-from solar.planner.pass_uses import SampleUses, alone
-from solar.planner.planned_passes import PlannedPasses
-from solar.planner.sweep import Counts, total
-from solar.serve.conductor import ENTRIES, Conductor
-from solar.serve.hall import Hall
-from solar.serve.halls import Halls, parts_of
-from solar.serve.member import Member
-from solar.serve.opened import SharedData, opened
-from solar.serve.together import Said, Together
-from solar.serve.window import Turn, Window, fits, in_turn, stretch
-from solar.torch.buffer.served_data import served_data, told_of
-from solar.torch.source import SampleSource, h5_beneath
+from solar.planning.pass_uses import SampleUses, alone
+from solar.planning.planned_passes import PlannedPasses
+from solar.planning.sweep import Counts, total
+from solar.samples.source import SampleSource, h5_beneath
+from solar.service.cluster import Cluster, Said
+from solar.service.scheduler import ENTRIES, Scheduler
+from solar.service.served_data import served_data, told_of
+from solar.service.shared_data import SharedData, open_data
+from solar.service.shared_reader import SharedReader, SharedReaders, memory_parts
+from solar.service.window import Member, Window, WindowShare, fits, in_turn, stretch
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -41,7 +39,7 @@ class Wire:
 
     def __init__(self, rank: int, others: list[Wire]) -> None:
         self.rank, self.ranks, self._all = rank, 0, others
-        self.one: Together | None = None
+        self.one: Cluster | None = None
         self.said: list[str] = []
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
@@ -49,10 +47,10 @@ class Wire:
             if other is not self and other.one is not None:
                 other.one.came(self.rank, letter["round"], Said(letter["value"], arrays))
 
-    def begin(self, one: Together) -> None:
+    def begin(self, one: Cluster) -> None:
         self.one = one
 
-    def bye(self, one: Together, why: str) -> None:
+    def bye(self, one: Cluster, why: str) -> None:
         self.said.append(why)
         for other in self._all:
             if other is not self and other.one is not None:  # letters are heard by a thread of their own
@@ -68,7 +66,7 @@ class Wire:
 def shared(data: H5Dataset) -> SharedData:
     """What a service makes of what a job tells of these."""
     values, arrays = told_of(beneath(data))
-    return opened(values, arrays, {path for one in values for path in one["files"]})
+    return open_data(values, arrays, {path for one in values for path in one["files"]})
 
 
 def beneath(data: H5Dataset) -> SampleSource:
@@ -79,7 +77,7 @@ def beneath(data: H5Dataset) -> SampleSource:
 
 def nodes_of(
     of: Path | H5Dataset, seeds: Sequence[Sequence[int]], memory: int = 4 << 20
-) -> list[tuple[Conductor, list[Turn]]]:
+) -> list[tuple[Scheduler, list[WindowShare]]]:
     """A Conductor for each node, with jobs of these seeds, which want two epochs; of a file they want "x"."""
     data, wires = H5Dataset(of, "x") if isinstance(of, Path) else of, list[Wire]()
     wires += [Wire(rank, wires) for rank in range(len(seeds))]
@@ -87,7 +85,7 @@ def nodes_of(
     starts = np.append(np.arange(0, len(data), BATCH), len(data))
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, of_node = len(wires), shared(data)
-        one = Conductor(of_node, memory, 2.0, Together(wire, of_node, 1))
+        one = Scheduler(of_node, memory, 2.0, Cluster(wire, of_node, 1))
         one.together.begin(one.changed, lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
@@ -102,11 +100,11 @@ def nodes_of(
     return found
 
 
-def planned(nodes: list[tuple[Conductor, list[Turn]]]) -> list[Window]:
+def planned(nodes: list[tuple[Scheduler, list[WindowShare]]]) -> list[Window]:
     """The first window, as each of them plans it."""
     found: dict[int, Window | None] = {}
 
-    def plan(one: Conductor, here: list[Turn]) -> None:
+    def plan(one: Scheduler, here: list[WindowShare]) -> None:
         found[one.together.rank] = one._window(here)
 
     threads = [threading.Thread(target=plan, args=node) for node in nodes]
@@ -154,7 +152,7 @@ def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[
 def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
     seeds: list[list[int]], scan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     memory = SAMPLES * 1024 // 2
     together = nodes_of(scan, seeds, memory // 2)
     alone = nodes_of(scan, [[seed for own in seeds for seed in own]], memory)
@@ -172,7 +170,7 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
         made.append((len(makers), more[1][0] is None))
         return PlannedPasses(makers, first, pieces, memory, batch, *more)
 
-    monkeypatch.setattr("solar.serve.conductor.PlannedPasses", passes)
+    monkeypatch.setattr("solar.service.scheduler.PlannedPasses", passes)
     nodes = nodes_of(scan, [[1, 2, 3]])
     planned(nodes)
     ways = nodes[0][0]._ways
@@ -188,7 +186,7 @@ def test_where_a_part_of_the_next_epoch_is_known_what_memory_holds_for_it_leaves
     seeds: list[int], scan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A way that was chosen for two epochs holds all that it can for the second: then this one's samples come alone."""
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (FLASH, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (FLASH, False))
 
     def planned_from(begin: int, *, first: bool) -> Counts:
         [(one, here)] = nodes_of(scan, [seeds], SAMPLES * 1024 // 4)
@@ -211,7 +209,7 @@ def test_trainings_that_come_out_of_step_have_nothing_read_again(
     shift: int, grows: bool, scan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A larger ring takes a new Run, which holds nothing: as long as there is room for two steps it does not grow."""
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, here)] = nodes_of(scan, [[1, 1, *([1] if grows else [])]], 64 * 4 * BATCH * 1024)
     [first] = planned([(one, here)])
     one._parts, room = first.parts, one._used
@@ -227,7 +225,7 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     share: float, left: float, scan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A way is chosen for whole epochs, and carried out in parts of them: a part counts for none by itself."""
-    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, _)] = nodes_of(scan, [[1, 2]], int(share * SAMPLES * 1024))
     for member in one.members:
         member.planned = member.known - int(left * SAMPLES / BATCH)
@@ -271,19 +269,19 @@ def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
     """Or others would wait for what this node says in its place."""
     wire, data = Wire(0, []), shared(H5Dataset(scan, "x"))
     wire.ranks = 2
-    together = Together(wire, data, 1)
+    together = Cluster(wire, data, 1)
     together.over("the memory of the service is divided anew", [1])
-    hall = Hall(data, 4 << 20, 4 << 20, 2.0, together)
+    hall = SharedReader(data, 4 << 20, 4 << 20, 2.0, together)
     assert soon(lambda: hall.over and hall.bell < 0)
 
 
 def test_data_that_are_wanted_have_their_part_of_the_memory_while_they_are_read_by_nobody(scan: Path) -> None:
     """Their jobs join again in a moment: with other parts meanwhile all would end, and end again."""
-    data, halls = [shared(H5Dataset(scan, name)) for name in "xy"], Halls(4 << 20, 2.0)
+    data, halls = [shared(H5Dataset(scan, name)) for name in "xy"], SharedReaders(4 << 20, 2.0)
     wanted = {one.facts for one in data}
     halls.of(data[0], wanted).close("the services of other nodes end it")
     second = halls.of(data[1], wanted)
-    parts = parts_of(4 << 20, [one.nbytes for one in data])
+    parts = memory_parts(4 << 20, [one.nbytes for one in data])
     assert second.memory == parts[1]
     assert halls.of(data[0], wanted).memory == parts[0] and halls.of(data[1], wanted) is second
     halls.close()

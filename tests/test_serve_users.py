@@ -22,8 +22,8 @@ from solar import DataLoader, H5Dataset
 from solar.cli import main
 from solar.cli import serve as _serve_command  # imported here: a process of another user may not read its modules
 from solar.errors import PlanError, ReadError
-from solar.io.serve import doors
-from solar.io.serve.frames import Refused
+from solar.io.channels import service_sockets
+from solar.io.channels.frames import Refused
 
 _ = scan, _serve_command  # a fixture
 
@@ -73,9 +73,11 @@ def said(path: Path) -> str:
 
 def asked(path: Path, what: str, owner: int | None = 0) -> str:
     try:
-        peer, _ = doors.greeted(path, 20, "test", owner)
+        peer, _ = service_sockets.greeted(path, 20, "test", owner)
         with peer:
-            return str(doors.ask(peer, path, {"is": what}, {"status": "status", "stop": "stopping"}[what])[0]["is"])
+            return str(
+                service_sockets.ask(peer, path, {"is": what}, {"status": "status", "stop": "stopping"}[what])[0]["is"]
+            )
     except (Refused, ReadError, PlanError) as error:
         return str(error)
 
@@ -129,7 +131,7 @@ def test_members_of_a_group_that_is_named_have_their_batches(place: tuple[Path, 
 def test_a_folder_that_is_not_for_that_group_is_refused(mode: int, tmp_path: Path) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(PlanError, match="the group, and nobody else, must be able to enter"):
-        doors.listen(tmp_path / "s.sock", tmp_path.stat().st_gid)
+        service_sockets.listen(tmp_path / "s.sock", tmp_path.stat().st_gid)
 
 
 def test_a_group_needs_a_name_and_a_place(scan: Path, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_service_that_another_user_has_put_there_is_not_asked(
     where.mkdir()
     os.chown(where, -1, number)
     digest = alone(H5Dataset(path, FIELDS), 1, 8)
-    trap = where / doors.socket_of([str(path)]).name
+    trap = where / service_sockets.socket_of([str(path)]).name
 
     def trained() -> Any:
         in_temporary_folder(path.parent)
@@ -216,11 +218,11 @@ def test_nothing_is_connected_before_folder_and_socket_have_been_looked_at(
             monkeypatch.setattr(os, "geteuid", lambda: user)
             words = "not to you"
         if words is None:
-            doors.connect(path, 5).close()
+            service_sockets.connect(path, 5).close()
             trap.accept()[0].close()
             return
         with pytest.raises(PlanError, match=words):
-            doors.connect(path, 5)
+            service_sockets.connect(path, 5)
         with pytest.raises(BlockingIOError):
             trap.accept()
 
@@ -239,7 +241,7 @@ def test_who_listens_must_be_whose_socket_it_is(mine: Path) -> None:
 
         def tried() -> str:
             try:
-                doors.connect(path, 5).close()
+                service_sockets.connect(path, 5).close()
             except PlanError as error:
                 return str(error)
             return ""
@@ -285,15 +287,15 @@ def test_a_service_listens_in_the_folder_that_was_looked_at(mine: Path, monkeypa
     """Whoever may write to the folder above can exchange it meanwhile: nothing is made in what comes then."""
     where = mine / "s"
     where.mkdir(mode=0o700)
-    take = doors._take
+    take = service_sockets._take
 
     def exchanged(lock: int, path: Path) -> None:
         where.rename(mine / "looked at")
         where.mkdir()
         take(lock, path)
 
-    monkeypatch.setattr(doors, "_take", exchanged)
-    listener, lock = doors.listen(where / "s.sock")
+    monkeypatch.setattr(service_sockets, "_take", exchanged)
+    listener, lock = service_sockets.listen(where / "s.sock")
     listener.close()
     os.close(lock)
     assert list(where.iterdir()) == [] and (mine / "looked at" / "s.sock").is_socket()

@@ -15,8 +15,8 @@ from serve_kit import HELLO, scan, serving
 from test_serve_together import nodes_of
 
 from solar.errors import PlanError, ReadError
-from solar.io.serve import doors, frames
-from solar.serve import together
+from solar.io.channels import frames, service_sockets
+from solar.service import cluster
 
 _ = scan  # a fixture
 
@@ -34,28 +34,28 @@ def test_half_a_frame_ends_its_connection_after_its_patience(monkeypatch: pytest
 def test_who_says_nothing_and_is_no_member_is_closed(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.serve.service.IDLE_CALLER", 0.1)
-    with serving(scan, where=tmp_path) as service, doors.connect(service.path, 20) as peer:
+    monkeypatch.setattr("solar.service.service.IDLE_CALLER", 0.1)
+    with serving(scan, where=tmp_path) as service, service_sockets.connect(service.path, 20) as peer:
         frames.send(peer, HELLO)
         assert frames.receive(peer, frames.OF_SERVICE) is not None
         assert peer.recv(1) == b""
 
 
 def test_a_lock_that_is_held_without_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "ENDS_WITHIN", 0.1)
+    monkeypatch.setattr(service_sockets, "ENDS_WITHIN", 0.1)
     tmp_path.chmod(0o700)
     held = os.open(tmp_path / "s.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(PlanError, match=r"a service that neither listens nor ends holds .*s\.lock"):
-        doors.listen(tmp_path / "s.sock")
+        service_sockets.listen(tmp_path / "s.sock")
     os.close(held)
 
 
 def test_a_round_that_one_node_does_not_join_is_said_and_ends(
     scan: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(together, "SAID_AFTER", 0.1)
-    monkeypatch.setattr(together, "RANKS_PATIENCE", 0.3)
+    monkeypatch.setattr(cluster, "SAID_AFTER", 0.1)
+    monkeypatch.setattr(cluster, "RANKS_PATIENCE", 0.3)
     nodes, said = nodes_of(scan, [[1], [2]]), list[str]()
 
     def waits() -> None:

@@ -42,7 +42,7 @@ def main(files: list[str]) -> None:
 def outcome(file: str) -> dict[str, Any]:
     """What solar makes of a file: its error, or of each dataset the sha256 of its values or its error."""
     import solar
-    from solar.io.layout.hdf5 import survey
+    from solar.io.hdf5.layouts import survey
 
     try:
         layouts, problems = survey([file])[:2]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import solar
-from solar.io import sample_file as specimen
+from solar.io import example_files as specimen
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -110,7 +110,7 @@ def test_a_drawn_sample_is_read_before_it_is_used_and_memory_keeps_its_limit() -
 @pytest.mark.usefixtures("bench")
 def test_what_moves_makes_the_requests_that_the_plan_counts() -> None:
     from bench import passing
-    from solar.planner.order import distributed
+    from solar.planning.torch_shuffles import distributed
 
     swept = passing.in_sweeps(1024, 16, 0.25, 2)
     found, made = passing.loads(distributed(1024), 16, 0.25, 2)

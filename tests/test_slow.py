@@ -13,13 +13,13 @@ import pytest
 from kit import same
 
 import solar
-from solar.io.libhdf5 import slow, slow_thread
-from solar.io.machine import child_end
+from solar.io.hdf5 import guarded_reader
+from solar.io.system import child_end
 
 
 def process_id() -> int:
-    assert slow._child._process is not None
-    return slow._child._process.pid
+    assert guarded_reader._child._process is not None
+    return guarded_reader._child._process.pid
 
 
 def test_every_kind_of_value_crosses_the_process_boundary_unchanged(zoo: str) -> None:
@@ -28,7 +28,7 @@ def test_every_kind_of_value_crosses_the_process_boundary_unchanged(zoo: str) ->
             if name not in ("null", "reference"):
                 theirs = file[name][...]
                 ours = np.empty(file[name].shape, file[name].dtype)
-                slow.read_into(zoo, name, None, ours)
+                guarded_reader.read_into(zoo, name, None, ours)
                 assert same(ours, theirs), name
 
 
@@ -37,16 +37,16 @@ def test_rows_come_in_the_order_asked_with_repeats(zoo: str) -> None:
     with h5py.File(zoo) as file:
         for name in ("contiguous", "text", "vlen", "struct", "deflate"):
             ours = np.empty((6, *file[name].shape[1:]), file[name].dtype)
-            slow.read_into(zoo, name, rows, ours)
+            guarded_reader.read_into(zoo, name, rows, ours)
             assert same(ours, file[name][...][rows]), name
 
 
 def test_what_is_large_is_asked_for_in_pieces(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow, "ASKED_AT_ONCE", 300)
+    monkeypatch.setattr(guarded_reader, "ASKED_AT_ONCE", 300)
     with h5py.File(zoo) as file:
         theirs = file["contiguous"][...]
     ours = np.empty_like(theirs)
-    slow.read_into(zoo, "contiguous", None, ours)
+    guarded_reader.read_into(zoo, "contiguous", None, ours)
     assert same(ours, theirs)
 
 
@@ -78,13 +78,13 @@ def test_a_crash_is_a_read_error_that_names_file_and_dataset(zoo: str) -> None:
 def test_after_a_crash_the_next_request_is_answered(zoo: str) -> None:
     before = solar.read(zoo, "text")
     os.kill(process_id(), signal.SIGKILL)
-    slow._child._process.wait()  # type: ignore[union-attr]
+    guarded_reader._child._process.wait()  # type: ignore[union-attr]
     assert same(solar.read(zoo, "text"), before)
 
 
 def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     solar.read(zoo, "text")
-    monkeypatch.setattr(slow, "ANSWER_PATIENCE", 0.2)
+    monkeypatch.setattr(guarded_reader, "ANSWER_PATIENCE", 0.2)
     hung = process_id()
     os.kill(hung, signal.SIGSTOP)
     with pytest.raises(solar.ReadError, match="no sign of life"):
@@ -104,12 +104,12 @@ def test_memory_beyond_what_the_request_justifies_is_refused(tmp_path: Path, mon
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.dtype("u1")))
         file["x"][0] = np.zeros(1 << 28, np.uint8)
         file["x"][1] = np.arange(3)
-    slow._child.stop()
+    guarded_reader._child.stop()
     monkeypatch.setattr(child_end, "__file__", str(less))
     with pytest.raises(solar.SolarError, match=r"bomb\.h5: /x: .*memory"):
         solar.read(path, "x")
     assert same(solar.read(path, "x", 1), np.arange(3, dtype=np.uint8))
-    slow._child.stop()
+    guarded_reader._child.stop()
 
 
 def test_a_forked_process_has_a_process_of_its_own(zoo: str) -> None:
@@ -121,7 +121,7 @@ def test_a_forked_process_has_a_process_of_its_own(zoo: str) -> None:
         try:
             ok = same(solar.read(zoo, "text"), theirs) and process_id() != before
         finally:
-            slow._child.stop()
+            guarded_reader._child.stop()
             os._exit(0 if ok else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert process_id() == before
@@ -146,7 +146,7 @@ def test_where_no_thread_can_be_started_a_read_is_an_error_and_the_next_one_come
 ) -> None:
     data = solar.H5Dataset(zoo, {"x": "vlen"})
     theirs = solar.read(zoo, "vlen", 1)
-    monkeypatch.setattr(slow_thread._Thread, "waiting", None)
+    monkeypatch.setattr(guarded_reader._Thread, "waiting", None)
 
     def refuses(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

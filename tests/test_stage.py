@@ -32,8 +32,8 @@ from stage_kit import (
 from test_slowfs import load
 
 from solar import DataLoader, H5Dataset, PlanError
-from solar.io.layout.hdf5 import inspect
-from solar.io.read import stage
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading import stage
 
 slowfs = load()
 BLOCK = stage.STAGE_BLOCK
@@ -274,7 +274,7 @@ def test_blocks_are_counted_as_by_hand_and_the_first_of_them_have_a_place(seed: 
         {block for o, n in zip(offset.tolist(), nbytes.tolist(), strict=True) if n
          for block in range(o // BLOCK, (o + n - 1) // BLOCK + 1)}
     )  # fmt: skip
-    runs = stage._runs(offset, nbytes)
+    runs = stage.merge_runs(offset, nbytes)
     assert [block for begin, end in runs.tolist() for block in range(begin, end)] == touched
     assert (runs[1:, 0] >= runs[:-1, 1]).all()
     for blocks in range(1, len(touched) + 1):

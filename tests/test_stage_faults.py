@@ -20,7 +20,7 @@ from ready_kit import python
 from stage_kit import SAMPLES, as_a_new_process, epoch, loader_of, own, stage_files, written
 
 from solar import DataLoader, H5Dataset, PlanError, ReadError
-from solar.io.read import stage
+from solar.io.reading import stage
 
 BLOCK = stage.STAGE_BLOCK
 
@@ -81,7 +81,7 @@ def test_a_flipped_bit_is_noticed_and_its_block_is_read_from_afar_and_staged_aga
     as_a_new_process()
     again = H5Dataset(data.layouts["x"].paths[0], {"x": "x"}, stage=disk)
     assert epoch(again, values)["far"] == 0
-    assert "block" not in again.__repr__() + stage.said(again.tier)
+    assert "block" not in again.__repr__() + stage.tier_warnings(again.tier)
 
 
 def test_torn_entries_are_not_believed(staged: Any) -> None:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from solar import DataLoader, H5Dataset, PlanSampler, _native
-from solar.planner import order
-from solar.planner.budget import AheadSpec, SampleBytes, divided, needs, pooled_nbytes
-from solar.planner.job import Job, planned
-from solar.planner.planned_passes import Piece
-from solar.planner.regions import whole
-from solar.planner.units import uniform
+from solar.planning import torch_shuffles
+from solar.planning.budget import AheadSpec, SampleBytes, divide_memory, needs, pooled_nbytes
+from solar.planning.job import Job, plan_node
+from solar.planning.planned_passes import Piece
+from solar.planning.regions import whole_region
+from solar.planning.units import uniform
 from solar.values import Storage, World
 
 SLOWED = Storage(latency=1e-3, bandwidth=1e9, iops=500)
@@ -32,11 +32,20 @@ ENOUGH = 60.0  # seconds until a thread has surely done what it was going to do;
 def test_large_batches_leave_a_buffer_nearly_what_it_is_for(share: float, law: float) -> None:
     """512 MiB of samples of 64 KiB, 64 a batch, epochs known; all memory is charged."""
     samples, units = 8192, uniform(8192, EACH)
-    of = order.distributed(samples, seed=3)
+    of = torch_shuffles.distributed(samples, seed=3)
     memory = int(share * units.total_nbytes)
-    made = planned(
+    made = plan_node(
         Job(
-            [Piece(0, 0, whole(units))], [SLOWED], [SampleBytes(EACH)], EACH, of, World(0, 1), 64, memory, 12, threads=2
+            [Piece(0, 0, whole_region(units))],
+            [SLOWED],
+            [SampleBytes(EACH)],
+            EACH,
+            of,
+            World(0, 1),
+            64,
+            memory,
+            12,
+            threads=2,
         )
     )
     assert made.peak_nbytes <= memory
@@ -52,14 +61,14 @@ def test_without_anything_made_of_them_two_batches_are_the_least() -> None:
     assert not plain.decodes
     converted = needs([SampleBytes(EACH, EACH)], AheadSpec(4, 0), 64, scratch=EACH, threads=2)
     assert converted.least == 4 * one + 2 * EACH  # waiting, read for the loop, made of it, and the user's
-    assert divided(1 << 30, 64, [plain]).lends == 1
-    assert divided(1 << 30, 64, [plain, converted]).lends == 0
+    assert divide_memory(1 << 30, 64, [plain]).lends == 1
+    assert divide_memory(1 << 30, 64, [plain, converted]).lends == 0
 
 
 @pytest.mark.parametrize("nbytes", [20 << 20, 64 << 20, 1 << 30])
 def test_batches_that_wait_take_no_more_than_a_sixteenth(nbytes: int) -> None:
     plain = needs([SampleBytes(EACH)], AheadSpec(4, 0), 64, scratch=EACH, threads=2)
-    made = divided(nbytes, 64, [plain])
+    made = divide_memory(nbytes, 64, [plain])
     batches = made.staged * plain.waiting + plain.beside
     assert batches == 2 * plain.waiting or batches <= nbytes // 16
     assert made.staged == (4 if nbytes == 1 << 30 else 1)
@@ -161,10 +170,21 @@ def test_what_is_decoded_keeps_its_sixteenth_and_what_is_read_takes_little(tmp_p
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
 def test_the_first_batch_waits_for_no_more_than_without_a_buffer(share: float) -> None:
     """What is read first is what the first step uses, joined where that takes no longer than a request of its own."""
-    units, of = uniform(8192, EACH), order.distributed(8192, seed=3)
+    units, of = uniform(8192, EACH), torch_shuffles.distributed(8192, seed=3)
     memory = int(share * units.total_nbytes)
-    made = planned(
-        Job([Piece(0, 0, whole(units))], [SLOWED], [SampleBytes(EACH)], EACH, of, World(0, 1), 64, memory, 3, threads=2)
+    made = plan_node(
+        Job(
+            [Piece(0, 0, whole_region(units))],
+            [SLOWED],
+            [SampleBytes(EACH)],
+            EACH,
+            of,
+            World(0, 1),
+            64,
+            memory,
+            3,
+            threads=2,
+        )
     )
     script = made.windows[0].plans[0].script(0)
     first = script.start[: script.start_ends[0]]

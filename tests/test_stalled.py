@@ -79,9 +79,9 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 import numpy as np
 from solar import _native
-from solar.io.read.engine import Engine
-from solar.io.layout.hdf5 import inspect
-from solar.io.read.reader import Rows
+from solar.io.reading.engine import Engine
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.reader import Rows
 gate = Path(os.environ["GATE"])
 Engine.reader = _native.Reader(2, 8, 0, {backend!r})
 rows = Rows(inspect(os.environ["FILE"], "x"), page_cache=False)  # or it would be copied from memory
@@ -179,18 +179,18 @@ STOPPED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 import numpy as np
-from solar.io.libhdf5 import slow
-from solar.io.layout.hdf5 import inspect
-from solar.io.read.reader import Rows
+from solar.io.hdf5 import guarded_reader
+from solar.io.hdf5.layouts import inspect
+from solar.io.reading.reader import Rows
 rows = Rows(inspect({file!r}, "text"))
 assert list(rows.start(np.array([2])).wait()) == [b"sample 2"]
-os.kill(slow._child._process.pid, signal.SIGSTOP)
+os.kill(guarded_reader._child._process.pid, signal.SIGSTOP)
 pending = [rows.start(np.array([2, 0])) for _ in range(3)]
 try:
     pending[0].wait(0.2)
 except TimeoutError as error:
     print(error)
-    print(slow._child._process.pid)
+    print(guarded_reader._child._process.pid)
 """
 
 

@@ -12,7 +12,7 @@ from state_kit import through_json
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 from solar import DataLoader, Mixture, PlanError, PlanSampler
-from solar.torch.states import check_values
+from solar.samplers.states import check_values
 
 SAMPLES, LONGEST = 30, 60
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)

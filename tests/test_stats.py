@@ -18,7 +18,7 @@ import pytest
 from stats_kit import KEYS, counts, used
 
 from solar import DataLoader, H5Dataset
-from solar.torch.monitor.stats import CAUSES, ROWS, Stats
+from solar.loader.stats import CAUSES, ROWS, Stats
 
 
 def test_a_new_one_is_zero_in_every_counter() -> None:

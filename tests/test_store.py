@@ -16,12 +16,11 @@ from store_kit import all_of_hdf5, smooth
 
 from solar import DataLoader, H5Dataset, read
 from solar.errors import LayoutError, PlanError, ReadError
-from solar.io.compress import grid
-from solar.io.compress.codec import Codec
-from solar.io.compress.exact import rounded_down
-from solar.io.compress.grid import Grid, chunk_of
-from solar.io.compress.store import Stored, compress
-from solar.io.compress.verify import Verified, verify
+from solar.io.codec import grid
+from solar.io.codec.codec import Codec, rounded_down
+from solar.io.codec.grid import Grid, chunk_shape
+from solar.io.codec.store import Stored, compress
+from solar.io.codec.verify import Verified, verify
 
 Make = Callable[..., str]
 
@@ -191,11 +190,11 @@ def test_chunks_of_a_grid_cover_it_once_in_tasks_that_fit_the_original() -> None
 
 
 def test_chunk_shapes_are_of_bounded_size() -> None:
-    assert chunk_of((10, 4), 4) == (10, 4)
-    assert chunk_of((10**9, 4), 4) == (1024, 4)
-    assert chunk_of((5, 10**6, 10**6), 8) == (1, 2, 10**6)
-    assert chunk_of((5, 10**9), 8) == (1, 2 << 20)
-    assert chunk_of((5, 1 << 20), 4, samples=100) == (4, 1 << 20)
+    assert chunk_shape((10, 4), 4) == (10, 4)
+    assert chunk_shape((10**9, 4), 4) == (1024, 4)
+    assert chunk_shape((5, 10**6, 10**6), 8) == (1, 2, 10**6)
+    assert chunk_shape((5, 10**9), 8) == (1, 2 << 20)
+    assert chunk_shape((5, 1 << 20), 4, samples=100) == (4, 1 << 20)
 
 
 @pytest.mark.slow(but=["rel=1e-4-field-femm", "lossless-tomo-tooth"])

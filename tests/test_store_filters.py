@@ -19,11 +19,10 @@ from test_store_ranks import PROGRAM
 from solar import read
 from solar.cli import main
 from solar.errors import CodecError, PlanError
-from solar.io.compress.check import Checked
-from solar.io.compress.codec import FILTER_CHOICES, OUR_FILTER, Codec, parse
-from solar.io.compress.filters import NAMED
-from solar.io.compress.store import compress
-from solar.io.compress.verify import Verified, verify
+from solar.io.codec.codec import FILTER_CHOICES, OUR_FILTER, Codec, parse
+from solar.io.codec.filters import NAMED
+from solar.io.codec.store import compress
+from solar.io.codec.verify import Checked, Verified, verify
 
 pytest.importorskip("hdf5plugin")
 

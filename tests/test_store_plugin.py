@@ -17,12 +17,12 @@ from store_kit import all_of_hdf5, smooth
 
 import solar.filters
 from solar import read
-from solar.io.compress.codec import Codec
-from solar.io.compress.filters import MOST_VALUES, has_room
-from solar.io.compress.marks import marks_of
-from solar.io.compress.preparation import trained
-from solar.io.compress.store import compress
-from solar.io.compress.verify import Verified, verify
+from solar.io.codec.codec import Codec
+from solar.io.codec.filters import MOST_VALUES, has_room
+from solar.io.codec.marks import marks_of
+from solar.io.codec.preparation import trained
+from solar.io.codec.store import compress
+from solar.io.codec.verify import Verified, verify
 
 CODECS = ["rel=1e-4", "abs=0.02,coder=pack", "lossless"]
 
@@ -68,7 +68,7 @@ def without_plugin(code: str, *arguments: object) -> None:
 
 def test_the_file_is_the_same_whether_or_not_the_plug_in_was_imported_before(original: Path, tmp_path: Path) -> None:
     compress(original, tmp_path / "b.h5", "rel=1e-4")
-    code = "import sys; from solar.io.compress.store import compress; compress(sys.argv[1], sys.argv[2], 'rel=1e-4')"
+    code = "import sys; from solar.io.codec.store import compress; compress(sys.argv[1], sys.argv[2], 'rel=1e-4')"
     without_plugin(code, original, tmp_path / "c.h5")
     assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
 

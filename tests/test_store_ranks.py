@@ -8,12 +8,12 @@ import pytest
 from mpi_kit import under_mpi
 from store_kit import many_samples
 
-from solar.io.compress.store import compress
-from solar.io.compress.unfinished import leftovers
+from solar.io.codec.store import compress
+from solar.io.codec.unfinished import leftovers
 
 PROGRAM = """
 import contextlib, io, json, os, signal, sys
-import solar.io.compress.shares as shares
+import solar.io.codec.store as shares
 from solar.cli import main
 
 append, left = shares._append, [int(sys.argv[4])]

@@ -18,8 +18,8 @@ from store_kit import begun, ended, journals, many_samples, smooth
 
 from solar import read
 from solar.errors import PlanError
-from solar.io.compress import store
-from solar.io.compress.store import compress
+from solar.io.codec import store
+from solar.io.codec.store import compress
 
 CODEC = "abs=0.01"
 TASK = 256 * 64 * 64 * 4  # bytes of values that are stored at a time

@@ -14,8 +14,8 @@ from kit import same
 from store_kit import smooth
 
 from solar import _native, read
-from solar.io.compress import zstd
-from solar.io.compress.store import compress
+from solar.io.codec import filters
+from solar.io.codec.store import compress
 
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="reads what was written without it")
 
@@ -47,7 +47,7 @@ def scan(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow(but=["zstd"])
-@pytest.mark.parametrize("name", zstd.NAMES)
+@pytest.mark.parametrize("name", filters.NAMES)
 def test_files_written_without_hdf5plugin_are_the_same_and_are_read_by_it(
     name: str, scan: Path, tmp_path: Path
 ) -> None:
@@ -75,7 +75,7 @@ def test_chunks_of_any_length_are_read_by_hdf5plugin(dtype: str, count: int, tmp
     values = np.random.default_rng(count).poisson(1, count).astype(dtype)
     for name, options in (("zstd", hdf5plugin.Zstd()), ("bitshuffle-zstd", hdf5plugin.Bitshuffle(cname="zstd"))):
         before = values.copy()
-        stored = zstd.chunk(name, values)
+        stored = filters.chunk(name, values)
         assert same(values, before)
         with h5py.File(tmp_path / f"{name}.h5", "w", rdcc_nbytes=0) as file:
             dataset = file.create_dataset(
@@ -83,6 +83,6 @@ def test_chunks_of_any_length_are_read_by_hdf5plugin(dtype: str, count: int, tmp
             )
             dataset.id.write_direct_chunk((0,), stored)
             assert same(dataset[()], values)
-        filters = [(number, 0, list(said)) for number, said in zstd.filters(name, values.itemsize, False)]
-        filters[0] = (filters[0][0], 0, filters[0][2] or [values.itemsize])  # which libhdf5 says of a shuffle
-        assert _native.decode(filters, values.itemsize, values.nbytes, 0, stored) == values.tobytes()
+        pipeline = [(number, 0, list(said)) for number, said in filters.filters(name, values.itemsize, False)]
+        pipeline[0] = (pipeline[0][0], 0, pipeline[0][2] or [values.itemsize])  # which libhdf5 says of a shuffle
+        assert _native.decode(pipeline, values.itemsize, values.nbytes, 0, stored) == values.tobytes()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from solar import CodecError, DataLoader, H5Dataset, PlanSampler
-from solar.torch.epoch.native import NativeIter
+from solar.loader.iterator import EpochIterator
 
 SAMPLES, BATCH = 1000, 8  # the last batch is a whole one
 BUFFER = 1 << 20
@@ -44,7 +44,7 @@ def loader_of(path: Path, fields: Any = "x", batch: int = BATCH, **options: Any)
 
 
 def goes_straight(iterator: Any) -> bool:
-    assert isinstance(iterator, NativeIter)
+    assert isinstance(iterator, EpochIterator)
     return iterator._straight is not None
 
 

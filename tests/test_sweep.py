@@ -10,9 +10,9 @@ from planner_kit import Data, runs, sweeps
 
 from solar import _native
 from solar.errors import PlanError
-from solar.planner.regions import Region
-from solar.planner.sweep import Counts, KeepPolicy, Record, Terms, backwards, steady, total
-from solar.planner.units import Units, uniform
+from solar.planning.regions import Region
+from solar.planning.sweep import Counts, MemoryLimits, Record, RetentionPolicy, backwards, steady, total
+from solar.planning.units import Units, uniform
 
 
 @st.composite
@@ -112,11 +112,11 @@ def test_a_lasting_sweep_reads_what_the_best_cache_would_and_little_more(f: floa
     # No cache finds more than f of an epoch there. Beside that: what the steps ahead hold when an epoch begins.
     samples, batch, ahead = 4000, 8, 6
     region, starts = Region(uniform(samples, 1000), 0, samples), np.append(np.arange(0, samples, batch), samples)
-    terms = Terms(int(f * samples) * 1000, 0, ahead)
+    terms = MemoryLimits(int(f * samples) * 1000, 0, ahead)
     uses = lambda epoch: (_native.randperm(samples, epoch), starts)  # noqa: E731
     lasting, plain = (
         total(one.counts for one in steady(region, way, uses, range(6), range(1, 3), terms)).reads / 2
-        for way in (KeepPolicy(lasting=True), KeepPolicy())
+        for way in (RetentionPolicy(lasting=True), RetentionPolicy())
     )
     best = (1 - f) * samples
     assert best <= lasting <= best + (ahead + 1) * batch
@@ -142,7 +142,7 @@ def swept(f: float, gap: int, pinned: float = 0.0, burst: int = 0) -> tuple[floa
     """Scans of an epoch, and its counts."""
     region = Region(uniform(N, 1), 0, N)
     starts = np.append(np.arange(0, N, BATCH), N)
-    way, terms = KeepPolicy(int(pinned * N), burst), Terms(int(f * N), gap)
+    way, terms = RetentionPolicy(int(pinned * N), burst), MemoryLimits(int(f * N), gap)
     measured = range(1, 3)
     found = steady(region, way, lambda epoch: (_native.randperm(N, epoch), starts), range(6), measured, terms)
     counts = total(one.counts for one in found)
@@ -175,7 +175,7 @@ def test_larger_bursts_cost_bytes() -> None:
     region, starts = Region(uniform(N, 1), 0, N), np.append(np.arange(0, N, BATCH), N)
 
     def counted(burst: int) -> Counts:
-        way, terms = KeepPolicy(burst=burst), Terms(N // 4, 20)
+        way, terms = RetentionPolicy(burst=burst), MemoryLimits(N // 4, 20)
         uses = lambda epoch: (_native.randperm(N, epoch), starts)  # noqa: E731
         return total(one.counts for one in steady(region, way, uses, range(6), range(1, 3), terms))
 
@@ -187,7 +187,9 @@ def test_units_that_are_held_whole_are_read_once_for_all_their_samples() -> None
     region = Region(uniform(40, 1000, per_unit=4, stored=500), 0, 40)  # of two pages each
     items = np.random.default_rng(0).permutation(40).astype(np.int32)
     starts = np.arange(0, 41, 2)
-    *epochs, start = backwards(region, KeepPolicy(whole=True), lambda epoch: (items, starts), range(1), Terms(5120, 0))
+    *epochs, start = backwards(
+        region, RetentionPolicy(whole=True), lambda epoch: (items, starts), range(1), MemoryLimits(5120, 0)
+    )
     assert epochs[0].counts.reads + start.counts.reads == 10
     assert epochs[0].counts.decoded == 40 * 4  # each use decodes its unit
     assert epochs[0].counts.peak == 5120
@@ -200,6 +202,6 @@ def test_items_keep_their_units_when_part_of_them_is_pinned() -> None:
     assert region.held_nbytes(3, whole=False) == 9
     assert (region.stored_nbytes(3), region.held_nbytes(3, whole=True)) == (9, 2 * 256)
     uses = np.array([5, 0, 3, 1, 4, 2], np.int32), np.arange(7)
-    epoch, start = backwards(region, KeepPolicy(pinned=3), lambda epoch: uses, range(1), Terms(12, 0))
+    epoch, start = backwards(region, RetentionPolicy(pinned=3), lambda epoch: uses, range(1), MemoryLimits(12, 0))
     assert total([epoch.counts, start.counts]).reads == 6
     assert epoch.counts.peak == 12

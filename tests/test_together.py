@@ -17,7 +17,7 @@ from kit import settle
 from torch.utils.data import DistributedSampler
 
 from solar import PlanSampler
-from solar.torch.samplers import PlanBatchSampler
+from solar.samplers.samplers import PlanBatchSampler
 
 PROGRAM = Path(__file__).with_name("together_program.py")
 LAYOUTS: list[dict[str, Any]] = [
@@ -252,7 +252,7 @@ def test_ranks_that_differ_are_told_which_in_what(tmp_path: Path) -> None:
     program = f"""
 import mpi4py.MPI, json
 from solar import DataLoader, H5Dataset, PlanError
-from solar.io.ranks import detect
+from solar.io.channels import detect
 from torch.utils.data import DistributedSampler
 rank = detect().rank
 dataset = H5Dataset({path!r}, {{"x": "x", "y": "y"}})
@@ -294,7 +294,7 @@ import json, sys
 import mpi4py.MPI
 from torch.utils.data import DistributedSampler, Subset
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler
-from solar.io.ranks import detect
+from solar.io.channels import detect
 data = H5Dataset(sys.argv[1], {"x": "x", "y": "y"}, transform=lambda sample: sample, thread_safe=True)
 rank, ranks = detect().rank, detect().ranks
 

@@ -57,7 +57,7 @@ def check_plan(
 def test_boxes_of_ranks_are_cut_out_of_the_blocks_of_their_node(
     ranks: int, nodes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 300)  # as the program of the ranks has it
+    monkeypatch.setattr("solar.io.hdf5.box_blocks.BLOCK_NBYTES", 300)  # as the program of the ranks has it
     cases = []
     for number, stored in enumerate(STORED):
         paths = []

@@ -12,7 +12,7 @@ import pytest
 from mpi_kit import under_gloo, under_mpi
 
 from solar import H5Dataset, Layout, inspect
-from solar.io.layout.metadata import packed, unpacked
+from solar.io.hdf5.metadata import pack_layouts, unpacked
 
 Start = Callable[..., list[Any]]
 BEGIN = """
@@ -26,7 +26,7 @@ else:
     rank = MPI.COMM_WORLD.rank
 import numpy as np
 from solar import H5Dataset, SolarError, inspect
-from solar.io.layout import hdf5
+from solar.io.hdf5 import layouts as hdf5
 
 def say(value):
     print(json.dumps([rank, value]))
@@ -43,7 +43,7 @@ def on(request: pytest.FixtureRequest) -> Callable[..., dict[int, Any]]:
 def test_layouts_of_every_kind_are_the_same_when_they_have_been_packed(zoo: str) -> None:
     layouts = list(inspect(zoo).values())
     assert {layout.reader for layout in layouts} == {"direct", "h5py", "none"}
-    for layout, other in zip(layouts, unpacked(packed(layouts)), strict=True):
+    for layout, other in zip(layouts, unpacked(pack_layouts(layouts)), strict=True):
         assert other.digest == layout.digest
         assert other.dtype.metadata == layout.dtype.metadata, "what h5py adds: texts, enumerations, references"
         facts = ("name", "paths", "shape", "index", "reason", "per_file", "forms")
@@ -55,7 +55,7 @@ def test_layouts_over_many_files_are_the_same_when_they_have_been_packed(make: C
     kinds = [{}, {"chunks": (2, 4)}, {"chunks": (3, 4), "compression": "gzip"}]
     paths = [make(f"{i}\udcff.h5", x=(rng.random((5 + i, 4)), kind)) for i, kind in enumerate(kinds)]
     layout = inspect(paths, "x")
-    (other,) = unpacked(packed([layout]))
+    (other,) = unpacked(pack_layouts([layout]))
     assert other.digest == layout.digest
     assert other.paths == tuple(paths)
 
@@ -91,8 +91,8 @@ def test_large_chunk_tables_go_from_rank_to_rank(on: Callable[..., dict[int, Any
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (30_000, 2), "u1", chunks=(1, 2))[::3] = np.arange(10_000)[:, None] % 256
     body = """
-from solar.io.ranks import cast
-cast.PIECE = 50_000
+from solar.io.channels import bulk
+bulk.CAST_PIECE = 50_000
 layout = inspect(sys.argv[1], "x", together=True)
 dataset = H5Dataset(sys.argv[1], "x", together=True)
 say([layout.digest, len(layout.chunk_offset), int(dataset[29_997][1]), layout.chunk_offset.flags.writeable])

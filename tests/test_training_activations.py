@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from solar.training import activations, compressed_activations
-from solar.training.chosen import COARSER, EARLY, FEWEST, FIRST, MOST, Choice
-from solar.training.packed import NUMBERS_AT_ONCE, PackedTensor, dense, has_boxes
+from solar.training.bounds import COARSER, EARLY, FEWEST, FIRST, MOST, Choice
+from solar.training.packed_tensor import NUMBERS_AT_ONCE, PackedTensor, dense_tensor, has_boxes
 
 X = torch.randn(8, 2, 24, 24, generator=torch.Generator().manual_seed(0))
 Gradients = list[torch.Tensor]
@@ -57,7 +57,7 @@ SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("bound", [0.0, 0.01])
 def test_each_number_is_within_the_bound_wherever_it_lies(kind: str, bound: float) -> None:
-    x = dense(SHAPES[kind](X))
+    x = dense_tensor(SHAPES[kind](X))
     back = PackedTensor(x, bound, map).restored(map)
     assert (back.shape, back.stride(), back.dtype) == (x.shape, x.stride(), x.dtype)
     parts = [torch.view_as_real(one) if one.is_complex() else one for one in (back, x)]

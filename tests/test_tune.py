@@ -20,12 +20,12 @@ from store_kit import smooth
 
 from solar import compress, read
 from solar.cli import main
-from solar.io.compress import grid
-from solar.io.compress.codec import Codec
-from solar.io.ranks.awaited import Phase
-from solar.torch.tuning.as_stored import AsStored, Effort
-from solar.torch.tuning.gradients import NUMBERS_KEPT, Taker, change_of, noise_of
-from solar.torch.tuning.tune import drawn
+from solar.io.channels.progress import Phase
+from solar.io.codec import grid
+from solar.io.codec.codec import Codec
+from solar.training.as_stored import AsStored, Effort
+from solar.training.bound_search import seeded
+from solar.training.gradient_noise import NUMBERS_KEPT, Taker, change_of, noise_of
 
 Make = Callable[..., str]
 Run = Callable[..., dict[str, Any]]
@@ -253,11 +253,11 @@ def test_random_numbers_are_put_back_on_every_kind_of_device(monkeypatch: pytest
     monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
     monkeypatch.setattr(torch.random, "manual_seed", torch.default_generator.manual_seed)
     before = torch.get_rng_state()
-    with pytest.raises(KeyError), drawn("mps", 3):
+    with pytest.raises(KeyError), seeded("mps", 3):
         first = torch.rand(2)
         raise KeyError
     assert kept == ["before", "before"]
-    with drawn("cpu", 3):
+    with seeded("cpu", 3):
         assert torch.equal(torch.rand(2), first)
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -20,7 +20,7 @@ from torch.utils.data import default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from solar.errors import PlanError
-from solar.torch.batch.uneven import WeightedAverage, weighted, weighted_loss
+from solar.loader.uneven import WeightedAverage, weight_batch, weighted_loss
 
 
 class Pair(NamedTuple):
@@ -54,7 +54,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_weighted_batch_is_still_what_it_was(kind: str) -> None:
     batch = BATCHES[kind]
-    ours = weighted(batch, 0.75)
+    ours = weight_batch(batch, 0.75)
     assert isinstance(ours, type(batch))
     assert same(ours, batch)
     assert ours.weight == 0.75
@@ -62,17 +62,17 @@ def test_a_weighted_batch_is_still_what_it_was(kind: str) -> None:
 
 
 def test_names_keys_and_unpacking_stay() -> None:
-    x, y = weighted((X, Y), 1)
+    x, y = weight_batch((X, Y), 1)
     assert x is X and y is Y
-    assert weighted(Pair(X, Y), 1).y is Y
-    assert weighted(Pair(X, Y), 1)._fields == ("x", "y")
-    assert dict(**weighted({"x": X}, 1))["x"] is X
+    assert weight_batch(Pair(X, Y), 1).y is Y
+    assert weight_batch(Pair(X, Y), 1)._fields == ("x", "y")
+    assert dict(**weight_batch({"x": X}, 1))["x"] is X
 
 
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
 def test_copies_and_pickles_keep_the_weight(kind: str, again: Any) -> None:
-    ours = again(weighted(BATCHES[kind], 0.75))
+    ours = again(weight_batch(BATCHES[kind], 0.75))
     assert isinstance(ours, type(BATCHES[kind]))
     assert same(ours, BATCHES[kind])
     assert ours.weight == 0.75
@@ -80,7 +80,7 @@ def test_copies_and_pickles_keep_the_weight(kind: str, again: Any) -> None:
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_moving_a_batch_moves_every_tensor_and_keeps_the_weight(kind: str) -> None:
-    moved = weighted(BATCHES[kind], 0.75).to("meta")
+    moved = weight_batch(BATCHES[kind], 0.75).to("meta")
     assert isinstance(moved, type(BATCHES[kind]))
     assert moved.weight == 0.75
     found: list[Any] = []
@@ -105,7 +105,7 @@ class Pinned:
 
 def test_pinning_a_batch_keeps_the_weight() -> None:
     for batch in ({"x": Pinned()}, [Pinned()], (Pinned(),), Pair(Pinned(), 1)):
-        pinned = weighted(batch, 0.75).pin_memory()
+        pinned = weight_batch(batch, 0.75).pin_memory()
         assert isinstance(pinned, type(batch))
         assert "pinned" in (pinned.values() if isinstance(pinned, dict) else pinned)
         assert pinned.weight == 0.75
@@ -113,13 +113,13 @@ def test_pinning_a_batch_keeps_the_weight() -> None:
 
 @pytest.mark.parametrize("kind", ["dict", "list"])
 def test_torchs_own_conversions_keep_the_weight(kind: str) -> None:
-    assert default_convert(weighted(BATCHES[kind], 0.75)).weight == 0.75
+    assert default_convert(weight_batch(BATCHES[kind], 0.75)).weight == 0.75
     if torch.cuda.is_available():
-        assert pin_memory(weighted(BATCHES[kind], 0.75)).weight == 0.75
+        assert pin_memory(weight_batch(BATCHES[kind], 0.75)).weight == 0.75
 
 
 def test_a_batch_made_anew_of_its_parts_says_that_its_weight_is_lost() -> None:
-    ours = weighted({"x": X}, 0.75)
+    ours = weight_batch({"x": X}, 0.75)
     anew = type(ours)({key: part for key, part in ours.items()})
     with pytest.raises(AttributeError, match="lost its weight"):
         anew.weight  # noqa: B018
@@ -129,30 +129,30 @@ def test_a_batch_made_anew_of_its_parts_says_that_its_weight_is_lost() -> None:
 
 def test_a_batch_can_be_given_another_weight() -> None:
     for batch in (*BATCHES.values(), X.clone(), SimpleNamespace(x=X)):
-        first = weighted(batch, 0.75)
-        second = weighted(first, 0.5)
+        first = weight_batch(batch, 0.75)
+        second = weight_batch(first, 0.5)
         assert second.weight == 0.5
         assert type(second) is type(first)
 
 
 def test_tensors_and_objects_get_the_attribute_themselves() -> None:
     for batch in (X.clone(), SimpleNamespace(x=X), OrderedDict(x=X)):
-        assert weighted(batch, 0.75) is batch
+        assert weight_batch(batch, 0.75) is batch
         assert batch.weight == 0.75
 
 
 def test_what_takes_no_attribute_takes_no_weight() -> None:
     for batch in (3, None, "text"):
         with pytest.raises(TypeError, match="takes no attribute"):
-            weighted(batch, 1)
+            weight_batch(batch, 1)
 
 
 def test_a_weight_of_the_users_is_not_overwritten() -> None:
     for batch in (SimpleNamespace(weight=X), namedtuple("Weighed", ["x", "weight"])(X, X)):
         with pytest.raises(TypeError, match="weight of its own"):
-            weighted(batch, 1)
+            weight_batch(batch, 1)
         assert batch.weight is X
-    assert weighted({"weight": X}, 0.75)["weight"] is X, "a key is no attribute"
+    assert weight_batch({"weight": X}, 0.75)["weight"] is X, "a key is no attribute"
 
 
 # --- losses and gradients ----

@@ -17,7 +17,7 @@ from virtual_kit import Mapping, Taken, view
 import solar
 from solar import DataLoader, Field, H5Dataset, ReadError, Windows
 from solar.cli import main
-from solar.io.layout.metadata import packed, unpacked
+from solar.io.hdf5.metadata import pack_layouts, unpacked
 
 FILES, ROWS, SHAPE = 6, 8, (16, 3)
 VALUES = np.random.default_rng(0).random((FILES * ROWS, *SHAPE)).astype("f4")
@@ -89,7 +89,7 @@ def test_a_list_of_virtual_datasets_and_plain_ones(tmp_path: Path) -> None:
     assert layout.first_of_files.tolist() == [0, len(VALUES), len(VALUES) + ROWS, 2 * len(VALUES) + ROWS]
     wanted = np.concatenate([VALUES, VALUES[:ROWS], VALUES])
     np.testing.assert_array_equal(solar.read([tmp_path / "v.h5", paths[0], tmp_path / "v.h5"], "x"), wanted)
-    (come,) = unpacked(packed([layout]))  # as it goes from rank 0 to the others
+    (come,) = unpacked(pack_layouts([layout]))  # as it goes from rank 0 to the others
     assert (come.digest, come.files) == (layout.digest, layout.files)
 
 

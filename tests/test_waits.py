@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from solar.errors import ReadError
-from solar.io.machine import late
-from solar.io.ranks import cast, node
+from solar.io.channels import bulk, node_memory
+from solar.io.system import waiting
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(late, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     return now
 
 
@@ -33,20 +33,20 @@ def test_a_wait_that_lasts_is_said_once_and_ends_at_its_deadline(
 ) -> None:
     looked = list[float]()
     with pytest.raises(ReadError, match=r"batch 7 has waited for rank 1 of 2 for 60 s, and gives up: look whether"):
-        late.until_others(
-            late.asked(lambda: None), "batch 7", lambda: "rank 1 of 2", 60, lambda: looked.append(clock[0])
+        waiting.until_others(
+            waiting.polling(lambda: None), "batch 7", lambda: "rank 1 of 2", 60, lambda: looked.append(clock[0])
         )
     assert caplog.messages == ["batch 7 waits for rank 1 of 2; it gives up after 60 s"]
     assert clock[0] == pytest.approx(60, abs=0.1) and len(looked) > 100
 
 
 def test_a_short_wait_says_nothing(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    assert late.until_others(late.asked(lambda: clock[0] > late.SAID_AFTER - 1), "batch 7", str, 60)
+    assert waiting.until_others(waiting.polling(lambda: clock[0] > waiting.SAID_AFTER - 1), "batch 7", str, 60)
     assert not caplog.messages
 
 
 def test_who_is_not_known_is_other_ranks(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    assert late.until_others(late.asked(lambda: clock[0] > late.SAID_AFTER + 1), "this", str)
+    assert waiting.until_others(waiting.polling(lambda: clock[0] > waiting.SAID_AFTER + 1), "this", str)
     assert caplog.messages == ["this waits for other ranks; it gives up after 1800 s"]
 
 
@@ -60,15 +60,15 @@ def test_a_rank_whose_array_does_not_come_gives_up(clock: list[float], monkeypat
     monkeypatch.setattr(threading.Event, "wait", passes)
     nobody = SimpleNamespace(rank=1, ranks=2, run=lambda errand: None, join=lambda seconds: None)
     with pytest.raises(ReadError, match=r"the layout of rank 1 of 2 has waited for other ranks for 1800 s"):
-        cast.cast(nobody, [np.zeros(3)], "the layout")  # type: ignore[arg-type]
+        bulk.cast(nobody, [np.zeros(3)], "the layout")  # type: ignore[arg-type]
 
 
 def test_who_joins_a_node_says_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node, "SAID_AFTER", 0.1)
+    monkeypatch.setattr(node_memory, "SAID_AFTER", 0.1)
     with pytest.raises(ReadError, match=r"rank 1 did not come within 0\.5 s"):
-        node.join("a door of this test", 0, ["rank 0", "rank 1"], 4096, 0.5)
+        node_memory.join("a door of this test", 0, ["rank 0", "rank 1"], 4096, 0.5)
     assert caplog.messages == ["2 ranks of a node wait for rank 1; they give up after 0.5 s"]
 
 
@@ -76,9 +76,9 @@ STOPPED = """
 import json, logging, os, signal, sys
 import mpi4py.MPI
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io.machine import late
+from solar.io.system import waiting
 path, pid = sys.argv[1:]
-late.SAID_AFTER = 0.5
+waiting.SAID_AFTER = 0.5
 rank, said = mpi4py.MPI.COMM_WORLD.rank, []
 
 class Hears(logging.Handler):
@@ -123,8 +123,8 @@ MEETS = """
 import json, logging, sys, time
 from pathlib import Path
 import mpi4py.MPI
-from solar.io.ranks import meeting
-from solar.io.ranks.peers import peers
+from solar.io.channels import meeting
+from solar.io.channels.meeting import peers
 meeting.MEETING_PATIENCE, come = 0.2, Path(sys.argv[1])
 rank, said = mpi4py.MPI.COMM_WORLD.rank, []
 

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader as TorchLoader
 from windows_kit import anchors, cases, dataset_of, window, written
 
 from solar import DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Windows, compress
-from solar.extents import Listing, windows
-from solar.planner import sweep
-from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, Mapped, Terms
-from solar.planner.units import uniform
+from solar.planning import sweep
+from solar.planning.regions import whole_region
+from solar.planning.sweep import MappedUses, MemoryLimits, RetentionPolicy
+from solar.planning.units import uniform
+from solar.samples.row_windows import Listing, windows
 from solar.values import Storage
 
 EPOCHS = 3
@@ -307,17 +307,17 @@ def test_pages_of_uses_make_the_same_plan(order: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_sweep_over_pages_is_that_over_their_epoch(lasting: bool) -> None:
     rng = np.random.default_rng(3)
-    region = whole(uniform(200, 10, per_unit=4, stored=30))
+    region = whole_region(uniform(200, 10, per_unit=4, stored=30))
     extents = windows(np.array([0, 90]), np.array([90, 200]), every=1, reach=(0, 5)).of_fields(((0, 1, 5),))
     orders = [rng.permutation(len(extents)).astype(np.int32) for _ in range(3)]
     starts = np.append(np.arange(0, 3 * len(extents), 21), 3 * len(extents))
-    way, terms = KeepPolicy(pinned=40, lasting=lasting, burst=30), Terms(1200, 25, 1)
+    way, terms = RetentionPolicy(pinned=40, lasting=lasting, burst=30), MemoryLimits(1200, 25, 1)
     found = []
     for lists in (True, False):
 
         def uses(epoch: int, lists: bool = lists) -> Any:
             listing = Listing(extents, orders[epoch])
-            return (listing[:] if lists else Mapped(listing, lambda some: some)), starts
+            return (listing[:] if lists else MappedUses(listing, lambda some: some)), starts
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sweep, "PAGE_USES", 50)

@@ -22,7 +22,7 @@ from torch.utils.data import DistributedSampler
 
 from solar import DataLoader, H5Dataset
 from solar.errors import SolarError
-from solar.io.ranks.peers import Peers
+from solar.io.channels.meeting import Peers
 
 PATIENCE = 100.0  # seconds after which a trial has failed, and whoever is left is killed
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
-from solar.io.layout import blocks
-from solar.io.ranks import detect
+from solar.io.channels import detect
+from solar.io.hdf5 import box_blocks
 from solar.values import Storage
 
 UNEQUAL: dict[str, Any] = {
@@ -28,7 +28,7 @@ def dataset_of(case: dict[str, Any]) -> Any:
     samples: Any = Windows(pad="edge") if case["steps"] else "groups" if case["unequal"] == "groups" else "rows"
     if case["crops"]:
         samples = Crops(**case["crops"])
-        blocks.BLOCK_NBYTES = 300  # so that small volumes have several
+        box_blocks.BLOCK_NBYTES = 300  # so that small volumes have several
     parts = [H5Dataset(path, fields, samples=samples) for path in case["paths"]]
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 

@@ -27,7 +27,7 @@ OUTSIDE = {  # page of the project -> page of the site
     "io/FORMAT.md": "format.md",
     "io/SERVICE.md": "service.md",
     "native/README.md": "native.md",
-    "solar/planner/README.md": "planner.md",
+    "solar/planning/README.md": "planner.md",
 }
 DECISIONS = "decisions/index.md"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")

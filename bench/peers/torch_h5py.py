@@ -1,4 +1,4 @@
-"""torch.utils.data.DataLoader over h5py at an expert's best for the file: solar/torch/plain.py, as in `solar bench`."""
+"""torch.utils.data.DataLoader over h5py at an expert's best, as in `solar bench`: solar/baseline/h5py_loader.py."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def prepare(scene: Scene, folder: Path) -> None:
 
 
 def plain_of(scene: Scene, folder: Path) -> Any:
-    from solar.io.plain import Plain
+    from solar.baseline.h5py_samples import H5pySamples
 
     prepare(scene, folder)
-    return Plain([str(path) for path in scene.paths(folder)], [FIELD], whole=scene.files > 1)
+    return H5pySamples([str(path) for path in scene.paths(folder)], [FIELD], whole=scene.files > 1)
 
 
 def memory(scene: Scene) -> int:
@@ -32,7 +32,7 @@ def memory(scene: Scene) -> int:
 
 
 def best(scene: Scene, folder: Path, timed: Callable[[dict[str, Any]], float]) -> tuple[Any, list[Any]]:
-    from solar.torch.plain import best_of
+    from solar.baseline.h5py_loader import best_of
 
     workers = (*WORKERS, *(MORE if scene.cache == "cold" else ()))
     plain = plain_of(scene, folder)
@@ -43,7 +43,7 @@ def best(scene: Scene, folder: Path, timed: Callable[[dict[str, Any]], float]) -
 def loader(scene: Scene, folder: Path, setting: dict[str, Any], **order: Any) -> Any:
     from torch.utils.data import DataLoader
 
-    from solar.torch.plain import dataset_of
+    from solar.baseline.h5py_loader import dataset_of
 
     data, given = dataset_of(plain_of(scene, folder), setting, scene.batch, memory(scene))
     return DataLoader(data, **order, **given)

@@ -23,7 +23,7 @@ from torch import nn
 
 from examples.common import meeting_point
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io.ranks import detect
+from solar.io.channels import detect
 from solar.values import World
 
 AGAIN = 85  # the exit status of a run that was warned, saved itself and wants to go on

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from solar.io.plain import Plain
-from solar.torch.plain import best_of, dataset_of
+from solar.baseline.h5py_loader import best_of, dataset_of
+from solar.baseline.h5py_samples import H5pySamples
 
 ROOT = Path(__file__).parents[2]
 READERS = {"h5py": "PyTorch + h5py", "memory": "copied to RAM first", "solar": "solar"}
@@ -254,7 +254,7 @@ def fastest(make: Callable[..., Any], path: Path, asked: Asked, reader: str, set
 
 def best_setting(path: Path, asked: Asked) -> Record:
     """How PyTorch + h5py reads these frames best: trials choose way, chunk cache and workers, as for `solar bench`."""
-    plain = Plain([str(path)], [*FIELDS])
+    plain = H5pySamples([str(path)], [*FIELDS])
 
     def rate(setting: Record) -> float:
         return rate_of(torch_loader(path, changed(asked, reader="h5py", setting=setting)), asked.batch_size)
@@ -283,7 +283,7 @@ def torch_data(path: Path, asked: Asked) -> tuple[Any, Record]:
     if asked.reader == "memory":
         return InMemory(path), {"collate_fn": as_it_is}
     setting = asked.setting or {"kind": "items", "workers": 0, "cache": "default"}
-    return dataset_of(Plain([str(path)], [*FIELDS]), setting, asked.batch_size, memory())
+    return dataset_of(H5pySamples([str(path)], [*FIELDS]), setting, asked.batch_size, memory())
 
 
 def torch_loader(path: Path, asked: Asked, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:

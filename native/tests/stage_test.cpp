@@ -25,7 +25,7 @@ struct Placed {
   std::uint64_t entry(std::uint64_t of_block) const { return whole(far_nbytes) + 4 * of_block; }
 };
 
-// An empty stage file, as io/read/stage.py makes it, for a far file.
+// An empty stage file, as io/reading/stage.py makes it, for a far file.
 Placed placed(const SourceFile& far, const std::string& path) {
   const std::uint64_t entries = whole(whole(far.was.nbytes) / block * 4);
   const Placed made{path, far.was.nbytes, whole(far.was.nbytes) + entries + block};

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from solar import __version__
-from solar.cli.words import said
+from solar.cli.words import error_text_of
 from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = chosen.run(chosen)
         return code
     except SolarError as error:
-        print(f"solar: {said(error)}", file=sys.stderr)
+        print(f"solar: {error_text_of(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -68,5 +68,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit would complain once more
         return 141
     except OSError as error:  # such as a file that went meanwhile
-        print(f"solar: {said(error)}", file=sys.stderr)
+        print(f"solar: {error_text_of(error)}", file=sys.stderr)
         return 1

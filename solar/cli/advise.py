@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solar.cli import quantities, words
+from solar.cli import argument_types, words
 from solar.cli.compare import scratch_of
-from solar.cli.nearby import nearby
-from solar.cli.plan import fits_page_cache, storage_of
-from solar.cli.planned import modelled
+from solar.cli.plan import fits_page_cache, stored_storage
+from solar.cli.planned import describe_storage
+from solar.cli.progress_bar import nearby
 from solar.errors import LayoutError, PlanError
-from solar.io.compress.advise import Trial, candidates, settings, tried
-from solar.io.compress.codec import Codec
-from solar.io.compress.selection import COMPRESSED, REST, Part, select
-from solar.io.layout.hdf5 import inspect
-from solar.io.libhdf5.opening import look, opened
-from solar.io.machine import figures
-from solar.io.read.run import scratch_nbytes, threads
-from solar.planner.budget import SampleBytes, TooSmall, divided, needs
-from solar.planner.job import LOADERS_PACE, predicted
-from solar.planner.order import distributed
-from solar.planner.units import Units, of_layout, uniform
+from solar.io.codec.codec import Codec
+from solar.io.codec.preparation import CodecTrial, compressible, settings, try_codecs
+from solar.io.codec.selection import COMPRESSED, REST, Part, select
+from solar.io.hdf5.layouts import inspect
+from solar.io.hdf5.opening import look, open_file_checked
+from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.system import quantities
+from solar.planning.budget import BufferTooSmall, SampleBytes, divide_memory, needs
+from solar.planning.job import LOADERS_PACE, predicted
+from solar.planning.torch_shuffles import distributed
+from solar.planning.units import Units, of_layout, uniform
 from solar.values import Outcome, Storage
 
 EPOCHS_FORESEEN = 3
@@ -45,7 +45,7 @@ class Advice:
     """What was tried on one dataset."""
 
     part: Part
-    trials: list[tuple[Trial, Gain | None]]
+    trials: list[tuple[CodecTrial, Gain | None]]
     now: Gain | None  # as it is stored
 
 
@@ -59,8 +59,12 @@ class Fields(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("before it is done")
     group.add_argument("--advise", action="store_true", help="tries bounds and coders on some chunks; writes nothing")
-    group.add_argument("--memory", metavar="SIZE", type=quantities.size, help="for samples: what an epoch would cost")
-    group.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples a step (64)")
+    group.add_argument(
+        "--memory", metavar="SIZE", type=argument_types.size_argument, help="for samples: what an epoch would cost"
+    )
+    group.add_argument(
+        "--batch-size", metavar="B", type=argument_types.count_argument, default=64, help="samples a step (64)"
+    )
 
 
 def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
@@ -69,15 +73,15 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
 
 
 def _advised(path: str, arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
-    storage, source = storage_of(arguments.source)
+    storage, source = stored_storage(arguments.source)
     look(Path(path))
-    with opened(Path(path)) as file:
+    with open_file_checked(Path(path)) as file:
         named = [name for name, codec in codecs.items() if name is not REST and codec is not None]
         found = []
-        for name in candidates(file, named):
+        for name in compressible(file, named):
             asked = list(settings(codecs.get(name, codecs.get(REST))))
             chosen = codecs.get(name) is not None
-            found.append(tried(path, file, name, asked, arguments.chunk_samples, named=chosen))
+            found.append(try_codecs(path, file, name, asked, arguments.chunk_samples, named=chosen))
         left = [] if found else select(file, {REST: Codec("lossless")})[1]
     if any(one.reason == COMPRESSED for one in left):
         raise LayoutError(f"{path}: solar compressed its samples already: give --advise the original file")
@@ -85,7 +89,7 @@ def _advised(path: str, arguments: argparse.Namespace, codecs: Mapping[str | Non
         raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
     samples = [SampleBytes(part.nbytes // part.shape[0]) for part, _ in found]
     fields = Fields(sum(part.nbytes for part, _ in found), samples)
-    advised = [_advice(path, part, trials, arguments, storage, fields) for part, trials in found]
+    advised = [advise(path, part, trials, arguments, storage, fields) for part, trials in found]
     if arguments.json:
         print(json.dumps(as_json(arguments.source, advised, arguments, storage), indent=1))
     else:
@@ -94,15 +98,15 @@ def _advised(path: str, arguments: argparse.Namespace, codecs: Mapping[str | Non
     return 0
 
 
-def _advice(
-    path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage, fields: Fields
+def advise(
+    path: str, part: Part, trials: list[CodecTrial], arguments: argparse.Namespace, storage: Storage, fields: Fields
 ) -> Advice:
     """What was tried, and what its share of the memory makes of it: by its values, as one of the fields of a sample."""
     if arguments.memory is None:
         return Advice(part, [(trial, None) for trial in trials], None)
     rows, samples = part.chunk[0], part.shape[0]
     sample, share = part.nbytes // samples, part.nbytes / fields.nbytes
-    gains: list[tuple[Trial, Gain | None]] = []
+    gains: list[tuple[CodecTrial, Gain | None]] = []
     for trial in trials:
         units = uniform(samples, sample, per_unit=rows, stored=max(1, math.ceil(sample * rows / trial.ratio)))
         gains.append((trial, _gain(units, scratch_of(units), arguments, storage, share, fields.samples)))
@@ -124,8 +128,8 @@ def _gain(
     if memory:
         taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=threads())
         try:
-            memory = divided(memory, batch, [taken]).parts
-        except TooSmall as error:
+            memory = divide_memory(memory, batch, [taken]).parts
+        except BufferTooSmall as error:
             raise PlanError(
                 f"--memory {memory}: the batches alone take {error.least:,} bytes in the loader; give more"
             ) from None
@@ -168,9 +172,9 @@ def _unit_name(one: Advice) -> str:
     return max(names)  # of what is lossless it is empty
 
 
-def _trial_as_json(trial: Trial) -> dict[str, Any]:
+def _trial_as_json(trial: CodecTrial) -> dict[str, Any]:
     psnr = None if math.isinf(trial.psnr) else trial.psnr
-    said = {"setting": _setting(trial.codec), "coder": trial.codec.coder, "bound": trial.bound, "ratio": trial.ratio}
+    said = {"setting": codec_text(trial.codec), "coder": trial.codec.coder, "bound": trial.bound, "ratio": trial.ratio}
     return said | {"encode": trial.encode, "decode": trial.decode, "largest_error": trial.largest, "psnr": psnr}
 
 
@@ -180,7 +184,7 @@ def _gain_as_json(gain: Gain | None) -> dict[str, Any]:
     return {"memory_share": gain.share, "scans": gain.outcome.scans, "seconds": gain.outcome.seconds}
 
 
-def _setting(codec: Codec) -> str:
+def codec_text(codec: Codec) -> str:
     stored = ",stored" if codec.stored else ""
     return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}{stored}"
 
@@ -190,10 +194,10 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
     for one in found:
         part = one.part
         yield (
-            f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}, {figures.size(part.nbytes)}, "
-            f"stored in {figures.size(part.stored_nbytes)}"
+            f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}, "
+            f"{quantities.size(part.nbytes)}, stored in {quantities.size(part.stored_nbytes)}"
         )
-        yield from _table(one)
+        yield from trial_table(one)
         if of := _unit_name(one):
             yield f"  bound and off by: of the {of}"
         if part.why:
@@ -207,8 +211,9 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
         yield "--memory SIZE shows what an epoch would cost with so much memory for samples."
         return
     among = f", divided among {len(found)} datasets by their values" if len(found) > 1 else ""
-    asked = f"batches of {arguments.batch_size} and {figures.size(arguments.memory)} of memory{among}"
-    yield f"{modelled(storage, source)}: reading in the second and later epochs, with {asked}. Decoding comes on top."
+    asked = f"batches of {arguments.batch_size} and {quantities.size(arguments.memory)} of memory{among}"
+    modelled = describe_storage(storage, source)
+    yield f"{modelled}: reading in the second and later epochs, with {asked}. Decoding comes on top."
     yield f"storage: {words.printable(source)}"
     if fits_page_cache(sum(one.part.stored_nbytes for one in found)):
         yield "As they are stored, these data fit into this machine's page cache: here only the first epoch would wait."
@@ -219,7 +224,7 @@ def _fits(one: Advice) -> bool:
     return one.now is not None and one.now.share >= 1
 
 
-def _table(one: Advice) -> Iterator[str]:
+def trial_table(one: Advice) -> Iterator[str]:
     costed = one.now is not None and not _fits(one)
     head = ["", "coder", "bound", "ratio", "encode", "decode", "off by", "PSNR"]
     rows = [head + (["in memory", "scans", "reading"] if costed else [])]
@@ -228,7 +233,7 @@ def _table(one: Advice) -> Iterator[str]:
     for trial, gain in one.trials:
         rows.append(
             [
-                _setting(trial.codec),
+                codec_text(trial.codec),
                 trial.codec.coder,
                 f"{trial.bound:.3g}" if trial.bound else "",
                 f"{trial.ratio:.1f}",
@@ -247,5 +252,5 @@ def _table(one: Advice) -> Iterator[str]:
 
 def _gain_in_words(gain: Gain) -> list[str]:
     seconds = gain.outcome.seconds
-    reading = figures.duration(seconds) if seconds else "nothing"
-    return [f"{gain.share:.0%}", figures.rounded(gain.outcome.scans), reading]
+    reading = quantities.duration(seconds) if seconds else "nothing"
+    return [f"{gain.share:.0%}", quantities.rounded(gain.outcome.scans), reading]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import time
@@ -13,18 +12,17 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from solar.boxes import Boxes
-from solar.cli import kinds, quantities, words
+from solar.cli import argument_types, sample_arguments, words
 from solar.cli.contest import Failed, Reader, RefusedFile
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import fields_asked
-from solar.cli.progress import Become, doing, ended_in_order
+from solar.cli.progress_bar import Become, doing, ended_in_order
 from solar.errors import PlanError, ReadError
-from solar.io.machine import available as machine
-from solar.io.machine.figures import count, duration, rate, rounded, size
-from solar.io.machine.resident import read_once
-from solar.io.ragged import Columns
-from solar.io.ranks.awaited import Phase
+from solar.io.channels.progress import Phase
+from solar.io.system import memory as machine
+from solar.io.system.memory import read_once
+from solar.io.system.quantities import count, duration, rate, rounded, size
+from solar.samples.protocol import SampleMap, nbytes_in
 from solar.values import Layout
 
 DETAILS = """\
@@ -63,23 +61,23 @@ WAY_NAMES = {
 }
 CACHE_NAMES = {"default": "", "none": ", no chunk cache", "batch": ", chunks of a batch cached", "all": ", large cache"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
-SPAN = partial(quantities.span, most=600.0)
+SPAN = partial(argument_types.span_argument, most=600.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
-    add("--batch-size", metavar="B", type=quantities.count, default=64, help="samples of a batch (64)")
+    add("--batch-size", metavar="B", type=argument_types.count_argument, default=64, help="samples of a batch (64)")
     add("--seconds", metavar="S", type=SPAN, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds, about (2)")
     add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
     add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
-    kinds.add_arguments(parser)
+    sample_arguments.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asked = _asked(arguments)
+    asked = reader_of_arguments(arguments)
     holding = [*dict.fromkeys(path for one in asked.layouts.values() for path in one.paths)]
     far = any(one.far for one in asked.layouts.values())
     cached = not far and sum(map(os.path.getsize, holding)) <= min(LARGEST_READ, machine.free_nbytes() // 2)
@@ -96,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 # --- what is asked ----
 
 
-class Contested(NamedTuple):
+class BenchReader(NamedTuple):
     """What samples are made of, how many there are, and how large one is, on average."""
 
     layouts: dict[str, Layout]
@@ -104,14 +102,16 @@ class Contested(NamedTuple):
     nbytes: int
 
 
-def _asked(arguments: argparse.Namespace) -> Contested:
+def reader_of_arguments(arguments: argparse.Namespace) -> BenchReader:
     if arguments.beside:
         raise PlanError("--beside: what is compared reads one set of files; `solar rehearse` reads several")
-    layouts, own = kinds.lying(arguments, {} if kinds.unequal(arguments) else _rows(arguments))
-    chosen = kinds.chosen(arguments, layouts, own)
+    layouts, own = sample_arguments.sample_maps(
+        arguments, {} if sample_arguments.unequal(arguments) else named_rows(arguments)
+    )
+    chosen = sample_arguments.masked_samples(arguments, layouts, own)
     every = [own.get(name) for name in layouts]
-    _check_numbers(arguments, layouts, every)
-    if any(isinstance(one, Columns) and one.varying for one in every):
+    check_tensors(arguments, layouts, every)
+    if any(getattr(one, "varying", False) for one in every):
         raise PlanError(
             f"{arguments.file}: libhdf5 alone reads these arrays of variable length, and how long they are is not "
             "known before: `solar rehearse` reads them"
@@ -127,13 +127,13 @@ def _asked(arguments: argparse.Namespace) -> Contested:
         raise PlanError(f"--workers {min(arguments.workers)}: a number of processes cannot be below 0")
     if max(arguments.workers) > MOST_WORKERS:
         raise PlanError(f"--workers {max(arguments.workers)}: more than {MOST_WORKERS:,} processes are not tried")
-    return Contested(layouts, samples, sum(map(_nbytes, layouts.values(), every)))
+    return BenchReader(layouts, samples, sum(map(field_nbytes, layouts.values(), every)))
 
 
-def _rows(arguments: argparse.Namespace) -> dict[str, Layout]:
+def named_rows(arguments: argparse.Namespace) -> dict[str, Layout]:
     """The datasets that were named; else those that torch has a tensor for."""
     layouts = fields_asked(arguments)
-    if kinds.names_of(arguments):
+    if sample_arguments.named_datasets(arguments):
         return layouts
     layouts = {name: one for name, one in layouts.items() if words.is_number(one.dtype) and one.shape}
     if not layouts:
@@ -141,30 +141,28 @@ def _rows(arguments: argparse.Namespace) -> dict[str, Layout]:
     return layouts
 
 
-def _check_numbers(arguments: argparse.Namespace, layouts: Mapping[str, Layout], own: Sequence[kinds.Lies]) -> None:
+def check_tensors(
+    arguments: argparse.Namespace, layouts: Mapping[str, Layout], own: Sequence[SampleMap | None]
+) -> None:
     for (name, layout), lies in zip(layouts.items(), own, strict=True):
-        dtype = lies.dtype if isinstance(lies, Columns) else layout.dtype
+        dtype = getattr(lies, "dtype", layout.dtype)
         if not words.is_number(dtype) or not layout.shape:
             raise PlanError(f"{arguments.file}: {name} holds {words.kind(dtype)}, and torch has no such numbers")
 
 
-def _nbytes(layout: Layout, own: kinds.Lies) -> int:
+def field_nbytes(layout: Layout, own: SampleMap | None) -> int:
     """Of a sample of a field, on average."""
-    if isinstance(own, Columns):
-        return int(sum(one.sample_nbytes for one in own.layouts) * own.length.mean())
-    if isinstance(own, Boxes):
-        return math.prod(own.box) * layout.dtype.itemsize
-    return layout.sample_nbytes * (1 if own is None else own.slots)
+    return nbytes_in(own, layout)
 
 
 # --- the contest ----
 
 
-def _contest(arguments: argparse.Namespace, asked: Contested, become: Become) -> tuple[int, list[dict[str, Any]]]:
+def _contest(arguments: argparse.Namespace, asked: BenchReader, become: Become) -> tuple[int, list[dict[str, Any]]]:
     """How many batches were compared, and what was found of each reader."""
     layouts, paths = asked.layouts, [*next(iter(asked.layouts.values())).files]
     job = {"paths": paths, "names": [*layouts], "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
-    job["asked"] = {word: getattr(arguments, word) for word in kinds.NO_KIND}
+    job["asked"] = {word: getattr(arguments, word) for word in sample_arguments.NO_KIND}
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
     job |= {"trying": max(TRYING, 10 * arguments.seconds)}
     found: dict[str, dict[str, Any]] = {}
@@ -183,9 +181,9 @@ def _contest(arguments: argparse.Namespace, asked: Contested, become: Become) ->
                 reader.close()
                 if name == "solar":
                     raise ReadError(f"{arguments.file}: solar cannot read it: {error}") from None
-                found[name]["failed"] = words.said(error)
+                found[name]["failed"] = words.error_text_of(error)
         compared = _compared(arguments, readers, found)
-        _rounds(arguments.seconds, readers, found, become)
+        run_rounds(arguments.seconds, readers, found, become)
     except RefusedFile as error:
         raise ReadError(str(error)) from None
     except Failed as error:
@@ -217,7 +215,7 @@ def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[
     return len(digests[0]) if len(digests) > 1 else 0
 
 
-def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], become: Become) -> None:
+def run_rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], become: Become) -> None:
     begin, turn = time.monotonic(), 0
     become(Phase("measuring", lambda: turn, BENCH_ROUNDS, "rounds"))
     for turn in range(BENCH_ROUNDS):
@@ -238,7 +236,7 @@ def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, An
 
 def as_json(
     arguments: argparse.Namespace,
-    asked: Contested,
+    asked: BenchReader,
     cached: bool,
     compared: int,
     readers: list[dict[str, Any]],
@@ -261,7 +259,7 @@ def as_json(
         "step_seconds": arguments.batch_size / solar["median"],
     }
     return answer | {
-        "verdict": " ".join(_verdict(answer)),
+        "verdict": " ".join(judge_bench(answer)),
         "cores": len(os.sched_getaffinity(0)),
         "versions": {name: version(name) for name in ("solar", "torch", "h5py", "numpy")},
     }
@@ -284,10 +282,10 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
         span = f"{rounded(one['least'])}–{rounded(one['most'])}"
         megabytes = one["median"] * answer["nbytes"] / 1e6
         row = f"{LABELS[one['reader']]:16}{rounded(one['median']):>11}{span:>19}{rounded(megabytes):>9}"
-        yield f"{row}{size(one['peak_bytes']):>11}{_set(one['setting'])}"
+        yield f"{row}{size(one['peak_bytes']):>11}{setting_text(one['setting'])}"
     yield ""
     yield from _left_out(answer["readers"], made)
-    yield from _verdict(answer)
+    yield from judge_bench(answer)
 
 
 def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
@@ -299,7 +297,7 @@ def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
         yield f"Batches take long: time for {count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
 
 
-def _verdict(answer: dict[str, Any]) -> Iterator[str]:
+def judge_bench(answer: dict[str, Any]) -> Iterator[str]:
     """What it means for a training."""
     solar, torch = answer["readers"]
     where = "from the page cache" if answer["cached"] else "from its storage"
@@ -316,7 +314,7 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
         yield f"The first {answer['compared']} batches of both were compared, and are the same."
 
 
-def _set(setting: Mapping[str, Any]) -> str:
+def setting_text(setting: Mapping[str, Any]) -> str:
     if not setting:
         return ""
     return f"   {WAY_NAMES[setting['kind']]}, {count(setting['workers'], 'worker')}{CACHE_NAMES[setting['cache']]}"

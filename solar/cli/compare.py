@@ -7,25 +7,25 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.blocks import Blocks
-from solar.boxes import BoxBlocks
-from solar.extents import Extents
-from solar.io.read.engine import GAP
-from solar.io.read.run import READ_PIECE, threads
-from solar.orders.epoch_order import EpochOrder, by_study
-from solar.planner import order, policies, regions
-from solar.planner.budget import AheadSpec, SampleBytes
-from solar.planner.job import ALL_NODES, Job, NodePlan, planned
-from solar.planner.order import ShuffledUses
-from solar.planner.pass_uses import SampleUses, in_lockstep
-from solar.planner.planned_passes import Piece
-from solar.planner.units import Units, uniform
-from solar.values import BATCHES_AHEAD, Outcome, RowPacking, Storage, World
+from solar.io.reading.engine import GAP
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import READ_PIECE, Asked, requests_of, threads
+from solar.planning import policies, regions, torch_shuffles
+from solar.planning.budget import AheadSpec, SampleBytes
+from solar.planning.job import ALL_NODES, Job, NodePlan, plan_node
+from solar.planning.pass_uses import SampleUses, in_lockstep
+from solar.planning.planned_passes import Piece
+from solar.planning.torch_shuffles import ShuffledUses
+from solar.planning.units import Units, uniform
+from solar.samplers.orders import EpochOrder, by_study
+from solar.samples.protocol import HeldMap
+from solar.values import BATCHES_AHEAD, Layout, Outcome, RowPacking, Storage, World
 
 POLICY_NAMES = {
     "torch": "PyTorch",
@@ -43,7 +43,7 @@ ORDERS_KEPT = 4  # epochs whose order is kept
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedData:
     """One question: a field of whose data, what machine, what training."""
 
     name: str  # of the data set
@@ -58,7 +58,7 @@ class Case:
     weights: NDArray[np.float64] | None = field(
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
-    extents: Extents | BoxBlocks | Blocks | None = None  # None: samples are rows
+    extents: HeldMap | None = None  # None: samples are rows
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)  # the samples there are; None: all
     mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
@@ -84,9 +84,18 @@ class Case:
     @property
     def sample_nbytes(self) -> int:
         """The bytes of one, on average."""
-        if isinstance(self.extents, Blocks):
-            return round(float(self.extents.length.mean()) * self.units.sample_nbytes / self.extents.per)
-        return Piece(0, 0, regions.whole(self.units), self.extents).sample_nbytes
+        unit = self.units.sample_nbytes
+        return unit if self.extents is None else self.extents.average_bytes(unit)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether samples are cut out of what a buffer holds."""
+        return self.extents is not None and self.extents.in_blocks
+
+    @property
+    def in_places(self) -> bool:
+        """Whether a batch has a place for each block that it uses, not for each sample."""
+        return self.extents is not None and self.extents.in_places
 
     @cached_property
     def orders(self) -> list[ShuffledUses]:
@@ -137,23 +146,23 @@ class Answer:
     decoded: Mapping[str, float] = field(default_factory=dict)  # samples out of chunks, where there are several jobs
 
 
-def _orders(case: Case, samples: int) -> list[ShuffledUses]:
+def _orders(case: PlannedData, samples: int) -> list[ShuffledUses]:
     """The order of each job on so many of the samples."""
     seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
-    made = [_order(case, samples, seed) for seed in seeds]
-    return made if case.chosen is None else [order.of_chosen(one, case.chosen) for one in made]
+    made = [order_of_data(case, samples, seed) for seed in seeds]
+    return made if case.chosen is None else [torch_shuffles.of_chosen(one, case.chosen) for one in made]
 
 
-def _order(case: Case, samples: int, seed: int) -> ShuffledUses:
+def order_of_data(case: PlannedData, samples: int, seed: int) -> ShuffledUses:
     ranks = case.world.ranks
     if case.mixed is not None:
-        return order.planned(case.mixed, seed=seed, ranks=ranks)
+        return torch_shuffles.sampler_order(case.mixed, seed=seed, ranks=ranks)
     if case.study is not None:
-        return order.planned(by_study(samples, *case.study), seed=seed, ranks=ranks)
+        return torch_shuffles.sampler_order(by_study(samples, *case.study), seed=seed, ranks=ranks)
     if case.weights is None:
-        return order.distributed(samples, seed=seed, ranks=ranks)
+        return torch_shuffles.distributed(samples, seed=seed, ranks=ranks)
     few = case.weights[:: len(case.weights) // samples][:samples]
-    return order.weighted(few, seed=seed, ranks=ranks)
+    return torch_shuffles.weighted_order(few, seed=seed, ranks=ranks)
 
 
 def scratch_of(units: Units) -> int:
@@ -163,16 +172,17 @@ def scratch_of(units: Units) -> int:
     return 2 * units.per_unit * units.sample_nbytes + units.stored_nbytes
 
 
-def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
+def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
     """What the loader is asked: all fields of a sample together, with so much memory on each node."""
     one = cases[0]
     firsts = sorted({case.first for case in cases})
     fields = [case for case in cases if case.first == one.first]
-    cut = any(isinstance(case.extents, Blocks) for case in fields)  # each sample is cut out of what is held
+    cut = any(case.in_places for case in fields)  # each sample is cut out of what is held
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
         pieces=[
-            Piece(source, at, regions.whole(case.units), case.extents, case.packing) for source, at, case in placed
+            Piece(source, at, regions.whole_region(case.units), case.extents, case.packing)
+            for source, at, case in placed
         ],
         storages=[case.storage for case in cases],
         fields=[
@@ -193,8 +203,8 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
     )
 
 
-def guessed_seconds(cases: Sequence[Case]) -> float:
-    """About how long `answer` takes on a core."""
+def guessed_seconds(cases: Sequence[PlannedData]) -> float:
+    """About how long `compare_policies` takes on a core."""
     uses = [sum(one.uses for one in case.orders) for case in cases]
     world, epochs = cases[0].world, max(1, cases[0].epochs)
     nodes = -(-world.ranks // world.ranks_per_node)
@@ -204,12 +214,12 @@ def guessed_seconds(cases: Sequence[Case]) -> float:
     return ours + sum(min(2 * each, MOST_LRU) * FOLLOWED + each * COUNTED for each in uses)
 
 
-def answer(cases: Sequence[Case], job: Job) -> Answer:
+def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
     """What each policy costs per epoch; where there are few epochs, as far as those go."""
     begin = time.perf_counter()
-    first = planned(job)
+    first = plan_node(job)
     seconds = (time.perf_counter() - begin) / len(first.epochs)
-    plans = [first, *(planned(job, node) for node in range(1, _worked_out(job)))]
+    plans = [first, *(plan_node(job, node) for node in range(1, _worked_out(job)))]
     ours = any(case.ours for case in cases)
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
@@ -230,7 +240,7 @@ def _worked_out(job: Job) -> int:
 def _without(job: Job) -> Outcome:
     """What it costs to read each batch by itself."""
     alone = replace(job, memory=0)
-    plans = [planned(alone, node) for node in range(_worked_out(job))]
+    plans = [plan_node(alone, node) for node in range(_worked_out(job))]
     later = [one.outcome(one.later) for one in plans]
     scan = sum(s.seconds(1, piece.units.total_nbytes) for piece, s in zip(job.pieces, job.storages, strict=True))
     return _of_nodes(later, job.nodes, scan)
@@ -239,11 +249,11 @@ def _without(job: Job) -> Outcome:
 def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
     """What all nodes cost together, of which these were planned: side by side, on one storage."""
     summed = summed_up(found)
-    whole = summed if len(found) == nodes else times(summed, nodes / len(found))
+    whole = summed if len(found) == nodes else scaled(summed, nodes / len(found))
     return replace(whole, scans=whole.seconds / scan, peak_bytes=max(one.peak_bytes for one in found))
 
 
-def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
+def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
     """What others cost, field by field; and which of them were followed on a smaller copy."""
     found: dict[str, list[Outcome]] = {}
     scaled = set()
@@ -256,7 +266,7 @@ def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]
         by = {
             "torch": policies.torch(*of, **settings),
             "lru": least,
-            "pinned": policies.pinned(*of, **cached),
+            "pinned": policies.pinned_policy(*of, **cached),
             "solar_paper": policies.solar_paper(*of, **cached),
         }
         for name, one in by.items():
@@ -287,7 +297,7 @@ def _travel(job: Job) -> tuple[float, Travel]:
     return away, Travel(steps, len(step), len(step) * each, busiest * each)
 
 
-def cached_lately(case: Case, *, as_stored: bool = False) -> tuple[Outcome, float]:
+def cached_lately(case: PlannedData, *, as_stored: bool = False) -> tuple[Outcome, float]:
     """What was used longest ago goes: followed use by use, on a smaller copy of a large data set; how many times so.
 
     An epoch fills the cache of a rank, unless all of them together hold the data set more than once. Several jobs
@@ -305,21 +315,23 @@ def cached_lately(case: Case, *, as_stored: bool = False) -> tuple[Outcome, floa
     scale = units.samples / count
     small = _by_turns(_orders(case, count), case)
     done = policies.lru(small, copy, case.world, memory=int(room / scale), **how)
-    return times(done, scale), scale
+    return scaled(done, scale), scale
 
 
-def _by_turns(orders: Sequence[ShuffledUses], case: Case) -> ShuffledUses:
+def _by_turns(orders: Sequence[ShuffledUses], case: PlannedData) -> ShuffledUses:
     """The uses of several jobs as one order: step by step those of each."""
     if len(orders) == 1:
         return orders[0]
 
     def of(epoch: int) -> NDArray[np.int32]:
-        return in_lockstep([SampleUses(None, one.of(epoch), order.steps(one, case.batch)) for one in orders]).rows
+        return in_lockstep(
+            [SampleUses(None, one.of(epoch), torch_shuffles.steps(one, case.batch)) for one in orders]
+        ).rows
 
     return replace(orders[0], uses=sum(one.uses for one in orders), of=of, facts=tuple(one.facts for one in orders))
 
 
-def times(outcome: Outcome, scale: float) -> Outcome:
+def scaled(outcome: Outcome, scale: float) -> Outcome:
     """The outcome on a data set so many times larger."""
     return Outcome(
         reads=round(outcome.reads * scale),
@@ -340,9 +352,62 @@ def _first_batch(job: Job, names: Iterable[str]) -> dict[str, float]:
         rows, starts = piece.rows(uses)
         if not starts[1]:
             continue
-        first = order.given([rows[: int(starts[1])]] * 2, piece.units.samples)
+        first = torch_shuffles.given([rows[: int(starts[1])]] * 2, piece.units.samples)
         of = first, piece.units, job.world
         settings: dict[str, Any] = {"batch": job.batch * piece.slots, "storage": storage}
         singly += storage.latency + policies.torch(*of, **settings).seconds
         joined += storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
     return {name: joined if name in ("solar_paper", "solar", "one_by_one") else singly for name in names}
+
+
+# The requests of a plan as the engine makes them, where each is paid for: of files by URL.
+
+
+COUNTED_EPOCHS = 8  # that are counted without a buffer, at most: one is nearly like another
+Made = list[tuple[int, int]]  # requests and bytes of each epoch
+
+
+def as_made(answered: Answer, job: Job, cases: Sequence[PlannedData], layouts: Sequence[Layout]) -> Answer:
+    """The same, with our requests and bytes counted by what reads, instead of the stretches that are planned.
+
+    Of one process, and of rows and windows; without a buffer of rows that are not filtered, for what was decoded lately
+    is not read again. Of all others, and of files here, the stretches stay.
+    """
+    plan, first = answered.plan, answered.first_epoch
+    alone = job.world.ranks == 1 and not job.beside and any(one.far for one in layouts)
+    cut = any(case.in_blocks for case in cases)
+    if not alone or cut or plan is None or first is None:
+        return answered
+    rows = [Rows(one, native_order=True, mapped=False) for one in layouts]
+    if plan.budget is not None:
+        made = requests_of_buffer(plan, plan.budget.scratch, rows)
+    elif len(job.firsts) == 1 and all(case.extents is None and not case.units.encoded for case in cases):
+        made = _of_batches(job, rows)
+    else:
+        return answered
+    later = made[1:] or made
+    requests, nbytes = (sum(one) / len(later) for one in zip(*later, strict=True))
+    ours = replace(answered.outcomes["solar"], requests=requests, bytes=nbytes)
+    of_first = replace(first, requests=made[0][0], bytes=made[0][1])
+    return replace(answered, first_epoch=of_first, outcomes=answered.outcomes | {"solar": ours})
+
+
+def requests_of_buffer(plan: NodePlan, scratch: int, rows: Sequence[Rows]) -> Made:
+    made = []
+    for window in plan.windows:
+        if window.segments.start == 0:  # a run begins
+            asked = Asked(rows, window.parts(), scratch)
+        for number in window.segments:
+            told = window.told(number)
+            made.append(asked.epoch(window.sizes(number, told), told))
+    return made
+
+
+def _of_batches(job: Job, rows: Sequence[Rows]) -> Made:
+    made = []
+    for epoch in range(min(job.epochs or 2, COUNTED_EPOCHS)):
+        uses = job.uses(epoch)
+        batches = [uses.rows[begin:end].astype(np.int64) for begin, end in pairwise(uses.starts.tolist())]
+        found = [requests_of(one, batches) for one in rows]
+        made.append((sum(number for number, _ in found), sum(nbytes for _, nbytes in found)))
+    return made

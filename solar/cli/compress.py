@@ -12,21 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from solar.cli import advise, quantities, words
-from solar.cli.cost import is_ours
-from solar.cli.gather import together
-from solar.cli.nearby import nearby
-from solar.cli.progress import ended_in_order, shown
+from solar.cli import advise, argument_types, words
+from solar.cli.cost import is_compressed
+from solar.cli.gather import meet_ranks
+from solar.cli.progress_bar import ended_in_order, nearby, shown
 from solar.errors import PlanError, SolarError
-from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, REMOVED, Codec, parse
-from solar.io.compress.exact import rounded_down
-from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left, Part
-from solar.io.compress.shares import compress_together
-from solar.io.compress.store import Stored, check_target, compress
-from solar.io.compress.unfinished import leftovers
-from solar.io.layout.hdf5 import inspect
-from solar.io.machine import figures
-from solar.io.ranks.gather import Ranks
+from solar.io.channels.control import Ranks
+from solar.io.codec.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, REMOVED, Codec, parse, rounded_down
+from solar.io.codec.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left, Part
+from solar.io.codec.store import Stored, check_target, compress, compress_together
+from solar.io.codec.unfinished import leftovers
+from solar.io.hdf5.layouts import inspect
+from solar.io.system import quantities
 from solar.values import is_url
 
 DETAILS = """\
@@ -87,8 +84,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=OUR_FILTER,
         help=f"who makes the chunks: {OUR_FILTER}, or one of hdf5plugin's",
     )
-    add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
-    add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
+    add(
+        "--chunk-samples",
+        metavar="K",
+        type=argument_types.count_argument,
+        help="samples in a chunk (1, or several small ones)",
+    )
+    add(
+        "--threads",
+        metavar="N",
+        type=argument_types.count_argument,
+        help="that encode (as many as there are processors)",
+    )
     add("--force", action="store_true", help="overwrites OUT, and forgets what an earlier run left")
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
@@ -114,7 +121,7 @@ def _bound(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    codecs = _codecs(arguments)
+    codecs = codecs_of_arguments(arguments)
     if arguments.advise:
         if any(codec is not None and codec.filter != OUR_FILTER for codec in codecs.values()):
             raise PlanError("--advise tries solar's own coders: leave filters out, or write the file and see")
@@ -125,11 +132,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise PlanError(
             "how exact? Give --abs E, --rel E, --lossless, or --field NAME:HOW; `solar compress --advise IN` tries some"
         )
-    with together() as ranks:
+    with meet_ranks() as ranks:
         try:
-            stored = _compressed(arguments, codecs, ranks)
+            stored = compress_file(arguments, codecs, ranks)
         except SolarError as error:
-            print(f"solar: {ranks.name}{words.said(error)}", file=sys.stderr)
+            print(f"solar: {ranks.name}{words.error_text_of(error)}", file=sys.stderr)
             ranks.give_up()
             return 1
     if stored is None:  # rank 0 has it, and prints
@@ -144,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(one.unread for one in stored.left) else 0
 
 
-def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
+def compress_file(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
     quiet = arguments.quiet or arguments.json
     how: dict[str, Any] = {"chunk_samples": arguments.chunk_samples, "threads": arguments.threads}
     if is_url(arguments.source):
@@ -175,7 +182,7 @@ def _stopped(target: Path) -> str:
     if not left:
         return "stopped: nothing is left of it"
     return (
-        f"stopped: {figures.count(chunks, 'chunk')} are kept in {left[-1].path}; "
+        f"stopped: {quantities.count(chunks, 'chunk')} are kept in {left[-1].path}; "
         "the same command goes on from there, --force starts again"
     )
 
@@ -183,31 +190,31 @@ def _stopped(target: Path) -> str:
 # --- what is asked ----
 
 
-def _codecs(arguments: argparse.Namespace) -> dict[str | None, Codec | None]:
+def codecs_of_arguments(arguments: argparse.Namespace) -> dict[str | None, Codec | None]:
     settings = {name: getattr(arguments, name) for name in ("coder", "predictor", "filter")}
     stored = arguments.stored
     codecs: dict[str | None, Codec | None] = {}
     if arguments.lossless:
-        codecs[REST] = _made("--lossless", lambda: Codec("lossless", **settings))
+        codecs[REST] = make_codec("--lossless", lambda: Codec("lossless", **settings))
     elif arguments.abs is not None or arguments.rel is not None:
         kind, bound = ("abs", arguments.abs) if arguments.abs is not None else ("rel", arguments.rel)
-        codecs[REST] = _made(f"--{kind} {bound:g}", lambda: Codec(kind, bound, **settings, stored=stored))
+        codecs[REST] = make_codec(f"--{kind} {bound:g}", lambda: Codec(kind, bound, **settings, stored=stored))
     for text in arguments.field:
-        for name, how in _fields(text):
+        for name, how in parse_fields(text):
             if name in codecs:
                 raise PlanError(f"--field {text}: {name} is there twice")
-            codecs[name] = None if how == "keep" else _parsed(name, how, settings, stored)
+            codecs[name] = None if how == "keep" else parse_field(name, how, settings, stored)
     return codecs
 
 
-def _made(asked: str, make: Callable[[], Codec]) -> Codec:
+def make_codec(asked: str, make: Callable[[], Codec]) -> Codec:
     try:
         return make()
     except ValueError as error:
         raise PlanError(f"{asked}: {error}") from None
 
 
-def _fields(text: str) -> Iterator[tuple[str, str]]:
+def parse_fields(text: str) -> Iterator[tuple[str, str]]:
     """The names and settings of x:abs=1e-3,coder=pack,y:lossless; a name may have colons, but no commas."""
     found: list[list[str]] = []
     for piece in text.split(","):
@@ -221,7 +228,7 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
     yield from ((name, how.strip()) for name, how in found)
 
 
-def _parsed(name: str, how: str, settings: dict[str, str], stored: bool) -> Codec:
+def parse_field(name: str, how: str, settings: dict[str, str], stored: bool) -> Codec:
     if re.search(rf"filter=(?!{OUR_FILTER}\b)", how):
         settings = {}  # coder and predictor are those of ours
     said = ",".join([how, *(f"{key}={value}" for key, value in settings.items() if f"{key}=" not in how)])
@@ -292,7 +299,7 @@ def _warnings(source: str, stored: Stored) -> Iterator[str]:
 
 def _was_ours(path: str, name: str) -> bool:
     try:
-        return is_ours(inspect(path, name))
+        return is_compressed(inspect(path, name))
     except SolarError:  # what h5py reads and we cannot, we did not write
         return False
 
@@ -301,7 +308,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
     """The lines for people."""
     for part, nbytes in stored.parts:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
-        small = f"{figures.size(part.nbytes)} in {figures.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
+        small = f"{quantities.size(part.nbytes)} in {quantities.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         why = f", for {part.why}" if part.why else ""
         yield f"{what}  {bound_in_words(part)}{why}: {small}"
     if stored.parts:
@@ -312,10 +319,11 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
     for text in stored.lost:
         yield f"not kept: {words.printable(text)}"
     values = sum(part.nbytes for part, _ in stored.parts) - stored.again
-    again = f", {figures.size(stored.again)} of values were encoded before" if stored.again else ""
-    rate = f", {figures.rate(values / max(stored.seconds, 1e-9))}" if values else ""
+    again = f", {quantities.size(stored.again)} of values were encoded before" if stored.again else ""
+    rate = f", {quantities.rate(values / max(stored.seconds, 1e-9))}" if values else ""
     yield (
-        f"{words.printable(target)}: {figures.size(stored.nbytes)} in {figures.duration(stored.seconds)}{rate}{again}"
+        f"{words.printable(target)}: {quantities.size(stored.nbytes)} in "
+        f"{quantities.duration(stored.seconds)}{rate}{again}"
     )
 
 
@@ -323,9 +331,9 @@ def _copies(left: Sequence[Left]) -> Iterator[str]:
     """The large ones that were left as they are, each with its reason, and how many others there are."""
     large = [one for one in left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
     for one in large:
-        yield f"{words.printable(one.name)}  copied, {figures.size(one.nbytes)}: {words.printable(one.reason)}"
+        yield f"{words.printable(one.name)}  copied, {quantities.size(one.nbytes)}: {words.printable(one.reason)}"
     if others := len(left) - len(large):
-        yield f"{figures.count(others, 'other dataset')} copied as stored (--json says why)"
+        yield f"{quantities.count(others, 'other dataset')} copied as stored (--json says why)"
     if any(one.reason == NOT_SMALLER for one in large):
         yield "--field NAME:HOW compresses also what would not be smaller"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from solar.cli import contestant
 from solar.errors import ReadError
-from solar.io.machine.child import Child, Lost, Silent
-from solar.io.machine.resident import resident_nbytes
+from solar.io.system.child import Child, Lost, Silent
+from solar.io.system.memory import resident_nbytes
 
 CONTEST_PATIENCE = 1800.0  # seconds without an answer
 MEMORY_LOOK = 0.05  # seconds between two looks at the memory

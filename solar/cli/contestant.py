@@ -16,12 +16,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from solar.cli import kinds
+from solar.cli import sample_arguments
 from solar.errors import PlanError, SolarError
-from solar.io.layout.hdf5 import inspect
-from solar.io.machine import available as machine
-from solar.io.machine.child_end import Caller
-from solar.io.machine.quantities import size_of
+from solar.io.hdf5.layouts import inspect
+from solar.io.system import memory as machine
+from solar.io.system.child_end import Caller
+from solar.io.system.quantities import size_of
 from solar.values import BATCHES_AHEAD
 
 Batch = dict[str, Any]
@@ -47,7 +47,7 @@ class Contestant:
 
     def digests(self, batches: int) -> list[str]:
         """What names the content of the first batches of epoch 0, which all contestants read."""
-        return [digest(batch) for batch in itertools.islice(self._begin(iter([0])), batches)]
+        return [batch_digest(batch) for batch in itertools.islice(self._begin(iter([0])), batches)]
 
     def timed(self, seconds: float) -> tuple[int, float]:
         """Batches and the time they took, once as many have come as can have been ready, or half the time is over."""
@@ -65,19 +65,19 @@ class Contestant:
         return came, passed
 
 
-def digest(batch: Batch) -> str:
+def batch_digest(batch: Batch) -> str:
     """A name for the values of a batch, their types and shapes, the same for the same."""
     found = hashlib.blake2b(digest_size=16)
     for name, values in sorted(batch.items()):  # who puts a batch together has an order of fields of its own
         columns = values.shape[1] if values.is_sparse_csr else ""
         found.update(f"{name} {values.layout} {columns};".encode())
-        for array in arrays_of(values):
+        for array in tensor_arrays(values):
             found.update(f"{array.dtype} {array.shape};".encode())
             found.update(array.tobytes())
     return found.hexdigest()
 
 
-def arrays_of(values: Any) -> list[NDArray[Any]]:
+def tensor_arrays(values: Any) -> list[NDArray[Any]]:
     """What a tensor is made of: itself, or values and where they belong of a nested one, or a sparse matrix."""
     if values.is_nested:
         parts = [values.values(), values.offsets()]
@@ -89,9 +89,9 @@ def arrays_of(values: Any) -> list[NDArray[Any]]:
 
 
 def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
-    from solar.torch import DataLoader, H5Dataset, PlanSampler  # in this process alone: torch takes seconds to import
+    from solar import DataLoader, H5Dataset, PlanSampler  # in this process alone: torch takes seconds to import
 
-    fields, samples = kinds.fields(asked_of(job), job["names"])
+    fields, samples = sample_arguments.fields(asked_of(job), job["names"])
     data = H5Dataset(job["paths"], fields, samples=samples, where=asked_of(job).where)
     sampler = PlanSampler(data, 1, 0, seed=job["seed"], drop_last=True)
     loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=BATCHES_AHEAD)
@@ -107,28 +107,32 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
 def asked_of(job: dict[str, Any]) -> argparse.Namespace:
     """The kind of samples that was asked for on the command line; rows where nothing was."""
-    return argparse.Namespace(**kinds.NO_KIND | job.get("asked", {}), file=job["paths"])
+    return argparse.Namespace(**sample_arguments.NO_KIND | job.get("asked", {}), file=job["paths"])
 
 
-def plain_of(job: dict[str, Any]) -> Any:
+def h5py_samples_of(job: dict[str, Any]) -> Any:
     """The samples as h5py reads them: rows by Plain, other kinds by PlainPieces."""
-    from solar.io.pieces import pieces_of  # in this process alone, as above
-    from solar.io.plain import Plain
+    from solar.baseline.h5py_samples import (
+        H5pySamples,
+        h5py_pieces,  # in this process alone, as above
+    )
 
     asked = asked_of(job)
-    if kinds.of_rows_alone(asked):
-        return Plain(job["paths"], job["names"])
-    named = {} if kinds.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
-    layouts, own = kinds.lying(asked, named)
-    return pieces_of(layouts, own, kinds.groups_of(asked), kinds.chosen(asked, layouts, own))
+    if sample_arguments.of_rows_alone(asked):
+        return H5pySamples(job["paths"], job["names"])
+    named = {} if sample_arguments.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
+    layouts, own = sample_arguments.sample_maps(asked, named)
+    return h5py_pieces(
+        layouts, own, sample_arguments.named_groups(asked), sample_arguments.masked_samples(asked, layouts, own)
+    )
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     """torch's loader over h5py with the settings that are the best for this file, and with solar's memory."""
     import solar.filters  # noqa: F401 - h5py reads what `solar compress` wrote by our plug-in
-    from solar.torch.plain import batches_from, best_of, plain_loader  # in this process alone, as above
+    from solar.baseline.h5py_loader import batches_from, best_of, plain_loader  # in this process alone, as above
 
-    plain = plain_of(job)
+    plain = h5py_samples_of(job)
     memory = allowed(job["buffer"], BATCHES_AHEAD * job["batch"] * plain.nbytes())
 
     def contestant(setting: dict[str, Any], epoch: int = 2) -> Contestant:
@@ -162,13 +166,13 @@ SIDES = {"solar": solar_side, "torch": torch_side}
 def main(caller: Caller, text: str) -> int:
     """Answers until nothing more is asked; its exit code. What it cannot read is an answer, and the last one."""
     try:
-        _answer(caller, json.loads(text))
+        answer_questions(caller, json.loads(text))
     except SolarError as error:
         caller.send({"refused": str(error)})
     return 1
 
 
-def _answer(caller: Caller, job: dict[str, Any]) -> None:
+def answer_questions(caller: Caller, job: dict[str, Any]) -> None:
     contestant, facts = SIDES[job["reader"]](job)
     caller.send(facts)
     while True:

@@ -7,8 +7,8 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 
-from solar.io.compress.codec import ENCODED_TYPES, FILTER
-from solar.io.machine.figures import count, size
+from solar.io.codec.codec import ENCODED_TYPES, FILTER
+from solar.io.system.quantities import count, size
 from solar.values import Form, Layout
 
 SMALL_DATASET = 1 << 20  # bytes; a dataset below this is not worth advice
@@ -33,10 +33,10 @@ class Cost:
 
 def commonest(layout: Layout) -> Form:
     """How most of the files store this dataset."""
-    return layout.forms[int(layout.part_form[0]) if len(layout.forms) == 1 else _most(layout.part_form.tolist())]
+    return layout.forms[int(layout.part_form[0]) if len(layout.forms) == 1 else most_common(layout.part_form.tolist())]
 
 
-def _most(numbers: list[int]) -> int:
+def most_common(numbers: list[int]) -> int:
     return Counter(numbers).most_common(1)[0][0]
 
 
@@ -99,7 +99,7 @@ def advice(layout: Layout) -> str:
     one = cost(layout)
     if one is None or layout.reader != "direct" or layout.nbytes < SMALL_DATASET or layout.samples < 2:
         return ""
-    if one.waste >= 2 and not (is_ours(layout) and one.decoded_nbytes <= QUICK_CHUNK):
+    if one.waste >= 2 and not (is_compressed(layout) and one.decoded_nbytes <= QUICK_CHUNK):
         epoch = size(one.decoded_nbytes * layout.samples)
         return (
             f"Read one by one in random order, an epoch decodes {epoch}: {one.waste:.0f} times the dataset. A batch "
@@ -116,7 +116,7 @@ def _rewrite(layout: Layout) -> str:
     """Commands that do it: ours for numbers of one file, and HDF5's own."""
     chunk = "x".join(map(str, (1, *layout.sample_shape)))
     repack = f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"
-    if is_ours(layout):
+    if is_compressed(layout):
         return f"solar compress ORIGINAL NEW --chunk-samples 1 --field {shlex.quote(f'{layout.name[1:]}:...')}"
     if layout.dtype.kind not in "iuf" or layout.dtype.str[1:] not in ENCODED_TYPES:
         return repack
@@ -124,6 +124,6 @@ def _rewrite(layout: Layout) -> str:
     return f"solar compress OLD NEW --chunk-samples 1 --field {field}\n{repack}"
 
 
-def is_ours(layout: Layout) -> bool:
+def is_compressed(layout: Layout) -> bool:
     """Whether solar compressed it."""
     return any(one.id == FILTER for form in layout.forms for one in form.filters)

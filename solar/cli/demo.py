@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from solar.cli import quantities
-from solar.cli.progress import ended_in_order
-from solar.io.machine.figures import size
+from solar.cli import argument_types
+from solar.cli.progress_bar import ended_in_order
+from solar.io.system.quantities import size
 
 DETAILS = """\
 The exit code is 0 if all batches are the same, 1 if not: it serves as a health check of an installation.
@@ -30,14 +30,20 @@ TRIAL_SECONDS, TRIALS_SECONDS = 0.05, 3.0  # of one of PyTorch's settings, and o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--samples", metavar="N", type=quantities.count, default=1024, help="in the file (1024)")
-    parser.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples (64)")
+    parser.add_argument(
+        "--samples", metavar="N", type=argument_types.count_argument, default=1024, help="in the file (1024)"
+    )
+    parser.add_argument(
+        "--batch-size", metavar="B", type=argument_types.count_argument, default=64, help="samples (64)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     with ended_in_order(), tempfile.TemporaryDirectory(prefix="solar-demo-") as folder:
-        answer = compared(Path(folder) / "demo.h5", arguments.samples, min(arguments.batch_size, arguments.samples))
+        answer = compare_loaders(
+            Path(folder) / "demo.h5", arguments.samples, min(arguments.batch_size, arguments.samples)
+        )
     if arguments.json:
         print(json.dumps(answer, indent=1))
     else:
@@ -45,18 +51,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(one["same"] for one in answer["storages"]) else 1
 
 
-def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
+def compare_loaders(path: Path, samples: int, batch: int) -> dict[str, Any]:
     """What was read of a file that is made for it, by both loaders."""
-    from solar.io import sample_file as specimen  # h5py, and torch below: seconds that `solar --help` need not take
-    from solar.io.plain import Plain
-    from solar.torch import DataLoader, H5Dataset, PlanSampler
-    from solar.torch.plain import best_of, plain_loader
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.baseline.h5py_loader import best_of, plain_loader
+    from solar.baseline.h5py_samples import H5pySamples
+    from solar.io import example_files as specimen
 
     specimen.write(path, samples)
     storages = []
     for storage, name in specimen.STORED.items():
         data = H5Dataset(str(path), {name: name})
-        plain = Plain([str(path)], [name])
+        plain = H5pySamples([str(path)], [name])
         memory = samples * plain.nbytes()
 
         def timed(setting: dict[str, Any], plain: Any = plain, memory: int = memory) -> float:
@@ -66,7 +72,7 @@ def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
         best, _, _ = best_of(plain, batch, memory, [0], timed, TRIALS_SECONDS)
         theirs = plain_loader(plain, batch, 0, best, memory)
         ours = DataLoader(data, batch, sampler=PlanSampler(data, 1, 0, seed=0, drop_last=True), drop_last=True)
-        batches, same = _same(ours, theirs)
+        batches, same = count_same(ours, theirs)
         rates = [[_rate(loader, batch) for loader in (theirs, ours)] for _ in range(DEMO_ROUNDS)]
         torch, solar = (statistics.median(found) for found in zip(*rates, strict=True))
         storages.append({"storage": storage, "batches": batches, "same": same, "torch": torch, "solar": solar})
@@ -75,7 +81,7 @@ def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
     return {"version": 1, "samples": samples, "sample_nbytes": nbytes, "batch": batch, "storages": storages}
 
 
-def _same(ours: Any, theirs: Any) -> tuple[int, bool]:
+def count_same(ours: Any, theirs: Any) -> tuple[int, bool]:
     """How many batches there are, and whether all are the same to the bit."""
     batches = 0
     for got, expected in zip(ours, theirs, strict=True):

@@ -10,10 +10,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from solar.cli import kinds, quantities, words
+from solar.cli import argument_types, sample_arguments, words
 from solar.errors import PlanError
-from solar.io.ranks.awaited import awaited
-from solar.io.ranks.world import detect
+from solar.io.channels.progress import awaited
+from solar.io.channels.world import detect
 
 DETAILS = """\
 Two epochs have the same digest where each step of one has the bytes of its turn in the other: whatever the threads, the
@@ -31,14 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
-    add("--batch-size", metavar="B", type=quantities.count, help="samples of a batch on each rank (must be given)")
-    add("--epochs", metavar="E", type=quantities.count, default=1, help="how many are read (1)")
-    add("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes among which they are divided (1)")
-    add("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
+    add(
+        "--batch-size",
+        metavar="B",
+        type=argument_types.count_argument,
+        help="samples of a batch on each rank (must be given)",
+    )
+    add("--epochs", metavar="E", type=argument_types.count_argument, default=1, help="how many are read (1)")
+    add("--ranks", metavar="W", type=argument_types.ranks, default=1, help="processes among which they are divided (1)")
+    add("--seed", metavar="SEED", type=argument_types.seed, default=0, help="of the shuffles (0)")
     add("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
     add("--buffer", metavar="SIZE", help="memory, 8GiB or 25%%; 0: none (what is best); of each rank")
     add("--json", action="store_true", help="for programs: one JSON object")
-    kinds.add_arguments(parser)
+    sample_arguments.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.batch_size is None:
         raise PlanError("how many samples make a batch? Give --batch-size B: a digest is of batches, and depends on it")
     names = _batched(arguments)
-    found = list(_epochs(arguments, names))
+    found = list(digest_epochs(arguments, names))
     if arguments.json:
         facts = {"version": 1, "file": arguments.file, "datasets": names, "ranks": arguments.ranks}
         print(json.dumps(facts | {"batch": arguments.batch_size, "seed": arguments.seed, "epochs": found}, indent=1))
@@ -68,8 +73,8 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
     from solar.cli.plan import fields_asked  # only here, as torch: `solar --help` is quick
 
-    if kinds.unequal(arguments):
-        return kinds.names_of(arguments)
+    if sample_arguments.unequal(arguments):
+        return sample_arguments.named_datasets(arguments)
     layouts = fields_asked(arguments)
     others = [
         name
@@ -82,11 +87,11 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
     return [name for name in layouts if name not in others]
 
 
-def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
-    from solar.torch import DataLoader, H5Dataset, PlanSampler
+def digest_epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
+    from solar import DataLoader, H5Dataset, PlanSampler
 
-    fields, samples = kinds.fields(arguments, names)
-    fields |= kinds.flat(arguments)  # where torch makes nested tensors, it warns in its own words
+    fields, samples = sample_arguments.fields(arguments, names)
+    fields |= sample_arguments.flat(arguments)  # where torch makes nested tensors, it warns in its own words
     data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []

@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 
-from solar.cli.words import said
+from solar.cli.words import error_text_of
 from solar.errors import PlanError, SolarError
-from solar.io.ranks.gather import ByMpi, Ranks
-from solar.io.ranks.world import detect
+from solar.io.channels.control import MpiRanks, Ranks
+from solar.io.channels.world import detect
 
 
 @contextlib.contextmanager
-def together(exchange: str | None = None) -> Iterator[Ranks]:
+def meet_ranks(exchange: str | None = None) -> Iterator[Ranks]:
     """The ranks that the launcher started, met in the way that `exchange` needs; alone where there is one process."""
     ranks = _met(exchange)
     try:
@@ -23,7 +23,7 @@ def together(exchange: str | None = None) -> Iterator[Ranks]:
         raise
     except BaseException as error:  # of whatever kind: the others would wait for ever
         if isinstance(error, SolarError | OSError) and not isinstance(error, BrokenPipeError):
-            print(f"solar: {said(error)}", file=sys.stderr)
+            print(f"solar: {error_text_of(error)}", file=sys.stderr)
         elif not isinstance(error, KeyboardInterrupt):
             sys.excepthook(*sys.exc_info())
         ranks.give_up()
@@ -42,7 +42,7 @@ def _met(exchange: str | None) -> Ranks:
                 f"rank {world.rank} of {world.ranks}: --exchange torch, but MASTER_ADDR is not set: start with "
                 "torchrun, or set MASTER_ADDR and MASTER_PORT to a free port of the node of rank 0"
             )
-        from solar.torch.gather import ByTorch  # here: torch takes a second to import
+        from solar.distributed.torch_ranks import TorchRanks  # here: torch takes a second to import
 
-        return ByTorch(world)
-    return ByMpi(world)
+        return TorchRanks(world)
+    return MpiRanks(world)

@@ -14,20 +14,18 @@ from typing import Any
 from solar import _native
 from solar.cli import words
 from solar.cli.cost import advice, commonest, cost, costs_in_words
-from solar.cli.lines import FIELDS_SHOWN, Shape, dataset_call, field_of, imports_of, keys_of, once_each
-from solar.cli.paint import Paint
 from solar.cli.plan import fields_of
+from solar.cli.python_lines import FIELDS_SHOWN, Shape, dataset_call, field_line, imports_of, keys_of, once_each
 from solar.cli.shapes import shapes_of
-from solar.cli.stored import ways
-from solar.cli.tree import Show, tree_lines
+from solar.cli.tree import Show, tree_lines, ways
+from solar.cli.words import Paint
 from solar.errors import LayoutError
-from solar.io.far.fetch import identity
-from solar.io.layout.hdf5 import Survey, inspect, survey
-from solar.io.layout.kinds import Kind, kinds_of
-from solar.io.layout.packing import packed
-from solar.io.layout.paths import files_of
-from solar.io.machine import figures
-from solar.io.ranks.awaited import awaited
+from solar.io.channels.progress import awaited
+from solar.io.hdf5.layouts import FileKind, Survey, inspect, kinds_of, survey
+from solar.io.hdf5.packing import packing_text
+from solar.io.hdf5.paths import files_of
+from solar.io.remote.fetch import identity
+from solar.io.system import quantities
 from solar.values import Layout, is_url
 
 DETAILS = """\
@@ -63,7 +61,7 @@ class FoundDataset:
     asked: str
     files: list[str]
     survey: Survey
-    kinds: list[Kind]  # of files that are not alike; else empty
+    kinds: list[FileKind]  # of files that are not alike; else empty
     shapes: list[Shape]  # what it seems to hold beside rows
 
     @property
@@ -76,7 +74,7 @@ class FoundDataset:
 
 def run(arguments: argparse.Namespace) -> int:
     files = files_of(arguments.file)
-    kinds: list[Kind] = []
+    kinds: list[FileKind] = []
     if arguments.dataset:
         layout = inspect(files, arguments.dataset)
         seen = Survey({layout.name: layout}, [], {})
@@ -94,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.readable else 1
 
 
-def _surveyed(files: list[str]) -> tuple[Survey, list[Kind]]:
+def _surveyed(files: list[str]) -> tuple[Survey, list[FileKind]]:
     """What the files hold together, and which kinds of them there are, if that is not one."""
     try:
         seen = survey(files)
@@ -114,7 +112,7 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
     return {
         "version": 1,
         "files": found.files,
-        "nbytes": _nbytes(found.files),
+        "nbytes": files_nbytes(found.files),
         "problems": found.survey.problems,
         "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
@@ -146,14 +144,14 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
         "reason": layout.reason,
         "values_in": [one for one in layout.paths if one not in layout.files] if layout.spread else [],
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
-        "packed": packed(layout, header),
+        "packed": packing_text(layout, header),
         "cost": asdict(known) if known else None,
         "words": costs_in_words(layout),
         "advice": advice(layout),
     }
 
 
-def _nbytes(files: Iterable[str]) -> int:
+def files_nbytes(files: Iterable[str]) -> int:
     """What these files, some of which may lie elsewhere, have together."""
     return sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
 
@@ -161,17 +159,17 @@ def _nbytes(files: Iterable[str]) -> int:
 def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """The lines for people."""
     files, layouts = found.files, found.survey.layouts
-    nbytes = _nbytes(files)
+    nbytes = files_nbytes(files)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
-    kinds = f" · {figures.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
+    kinds = f" · {quantities.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
     links = len(layouts) - (own := len(once_each(layouts)))
-    counted = figures.count(own, "dataset") + (f" · {figures.count(links, 'link')}" if links else "")
-    summary = f"{figures.size(nbytes)}{kinds} · {counted}"
+    counted = quantities.count(own, "dataset") + (f" · {quantities.count(links, 'link')}" if links else "")
+    summary = f"{quantities.size(nbytes)}{kinds} · {counted}"
     if found.kinds:
-        summary = f"{figures.size(nbytes)} · {figures.count(len(found.kinds), 'kind')} of files"
+        summary = f"{quantities.size(nbytes)} · {quantities.count(len(found.kinds), 'kind')} of files"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
     if found.kinds:
-        yield from _unlike(found, everything, paint)
+        yield from differing_files(found, everything, paint)
         layouts = {name: one for name, one in layouts.items() if one.reader != "none"}
     if layouts:
         yield ""
@@ -181,7 +179,7 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         yield from _in_python(found, layouts, everything, paint)
     if found.survey.problems:
         yield ""
-        yield paint("red", figures.count(len(found.survey.problems), "problem"))
+        yield paint("red", quantities.count(len(found.survey.problems), "problem"))
         for problem in found.survey.problems:
             yield from textwrap.wrap(words.printable(problem), paint.width, initial_indent="  ", subsequent_indent="  ")
 
@@ -193,11 +191,11 @@ def _show(file: str, seen: Survey, in_detail: bool, everything: bool, paint: Pai
 # --- files that are not alike ----
 
 
-def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str]:
+def differing_files(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str]:
     """What differs, once; then the files by kind, with what the first of each holds."""
     apart = [one for one in found.survey.layouts.values() if one.reader == "none"]
     if apart:
-        more = f" ({figures.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
+        more = f" ({quantities.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
         text = f"These files do not make one data set of {apart[0].name}: {apart[0].reason}{more}"
         yield ""
         yield from textwrap.wrap(words.printable(text), paint.width, break_on_hyphens=False)
@@ -216,10 +214,10 @@ def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str
             yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], first, False, everything, paint))
     if len(shown) < len(found.kinds):
         yield ""
-        yield f"and {figures.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"
+        yield f"and {quantities.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"
     if alike := [one.name for one in found.survey.layouts.values() if one.reader != "none"]:
         yield ""
-        yield f"{figures.count(len(alike), 'dataset')} can be read from all files together:"
+        yield f"{quantities.count(len(alike), 'dataset')} can be read from all files together:"
 
 
 # --- what to type next ----
@@ -233,11 +231,11 @@ def _in_python(found: FoundDataset, layouts: dict[str, Layout], everything: bool
         yield f"{paint('dim', 'imports:')} {imports_of(lines)}"
     if rows:
         yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(rows))}"
-        yield from _smaller(found.asked, _fields(found, layouts), paint)
-    yield from _shapes(found.shapes, everything, paint)
+        yield from compression_advice(found.asked, row_fields(found, layouts), paint)
+    yield from shape_lines(found.shapes, everything, paint)
 
 
-def _fields(found: FoundDataset, layouts: dict[str, Layout]) -> dict[str, Layout]:
+def row_fields(found: FoundDataset, layouts: dict[str, Layout]) -> dict[str, Layout]:
     """The fields of a sample that is a row, by the names of their datasets."""
     taken = {name for one in found.shapes for name in one.parts}
     left = fields_of({name: one for name, one in layouts.items() if name not in taken})
@@ -246,16 +244,16 @@ def _fields(found: FoundDataset, layouts: dict[str, Layout]) -> dict[str, Layout
 
 def _rows_in_python(found: FoundDataset, layouts: dict[str, Layout]) -> str:
     """The line of Python that reads rows, with the full names; empty where there are none."""
-    named = _fields(found, layouts)
+    named = row_fields(found, layouts)
     if not named:
         return ""
     shown = dict(list(zip(keys_of(named), named, strict=True))[:FIELDS_SHOWN])
-    told = {key: field_of(name, named[name]) for key, name in shown.items()}
-    more = f"  # and {figures.count(len(named) - FIELDS_SHOWN, 'field')} more" if len(named) > FIELDS_SHOWN else ""
+    told = {key: field_line(name, named[name]) for key, name in shown.items()}
+    more = f"  # and {quantities.count(len(named) - FIELDS_SHOWN, 'field')} more" if len(named) > FIELDS_SHOWN else ""
     return dataset_call(found.asked, told) + more
 
 
-def _smaller(asked: str, named: dict[str, Layout], paint: Paint) -> Iterator[str]:
+def compression_advice(asked: str, named: dict[str, Layout], paint: Paint) -> Iterator[str]:
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
     own = [one for one in plain if not one.names]
     if sum(one.nbytes for one in own) >= WORTH_COMPRESSING and len(own[0].paths) == 1:
@@ -265,7 +263,7 @@ def _smaller(asked: str, named: dict[str, Layout], paint: Paint) -> Iterator[str
         )
 
 
-def _shapes(shapes: list[Shape], everything: bool, paint: Paint) -> Iterator[str]:
+def shape_lines(shapes: list[Shape], everything: bool, paint: Paint) -> Iterator[str]:
     """What else there seems to be, and the line of Python that reads it."""
     shown = shapes if everything else shapes[:SHAPES]
     if shown:
@@ -274,4 +272,4 @@ def _shapes(shapes: list[Shape], everything: bool, paint: Paint) -> Iterator[str
         said = paint.signs(paint("dim", words.printable(one.words)))
         yield f"{said}{': ' if one.python else ''}{paint.code(words.printable(one.python))}"
     if len(shown) < len(shapes):
-        yield f"and {figures.count(len(shapes) - len(shown), 'kind')} of samples more: --all shows them"
+        yield f"and {quantities.count(len(shapes) - len(shown), 'kind')} of samples more: --all shows them"

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from solar.cli import planned, quantities
-from solar.cli.compare import Answer, Case, Travel, cached_lately, summed_up
+from solar.cli import argument_types, planned
+from solar.cli.compare import Answer, PlannedData, Travel, cached_lately, summed_up
 from solar.errors import PlanError
-from solar.io.machine import figures
-from solar.orders.epoch_order import STRETCH
-from solar.planner.budget import TooSmall
-from solar.planner.job import Job, NodePlan
-from solar.planner.job import planned as plan_of
+from solar.io.system import quantities
+from solar.planning.budget import BufferTooSmall
+from solar.planning.job import Job, NodePlan
+from solar.planning.job import plan_node as plan_of
+from solar.samplers.orders import STRETCH
 from solar.values import Outcome
 
 MOST_JOBS = 1024
@@ -29,7 +29,7 @@ JOB_ROWS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("several trainings of one process each, on one node").add_argument
-    add("--jobs", metavar="K", type=number, help="how many, with the seeds SEED, SEED + 1, ...; --memory is of all")
+    add("--jobs", metavar="K", type=parse_jobs, help="how many, with the seeds SEED, SEED + 1, ...; --memory is of all")
     add("--common-order", action="store_true", help="all have the shuffle of SEED")
     add(
         "--study", metavar="SHARE", nargs="?", type=share, const=STRETCH,
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def number(text: str) -> int:
+def parse_jobs(text: str) -> int:
     """A number of jobs."""
-    found = quantities.count(text)
+    found = argument_types.count_argument(text)
     if found > MOST_JOBS:
         raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {MOST_JOBS:,}")
     return found
@@ -56,7 +56,7 @@ def share(text: str) -> float:
     return found
 
 
-def side_by_side(arguments: argparse.Namespace, cases: list[Case]) -> list[Case]:
+def side_by_side(arguments: argparse.Namespace, cases: list[PlannedData]) -> list[PlannedData]:
     """The cases as questions about so many jobs; PlanError where these cannot be."""
     asked = {"--common-order": arguments.common_order, "--study": arguments.study is not None}
     given = [flag for flag, is_given in asked.items() if is_given]
@@ -75,13 +75,13 @@ def side_by_side(arguments: argparse.Namespace, cases: list[Case]) -> list[Case]
     return [replace(case, jobs=arguments.jobs, common=arguments.common_order, study=study) for case in cases]
 
 
-def answer(cases: Sequence[Case], job: Job) -> Answer:
+def compare_jobs(cases: Sequence[PlannedData], job: Job) -> Answer:
     """What an epoch of all jobs costs: each alone with its part of the memory, over one page cache, and together."""
     jobs, begin = cases[0].jobs, time.perf_counter()
-    alone = _alone(job, jobs)
+    alone = plan_alone(job, jobs)
     seconds = time.perf_counter() - begin
     mean = of_all(alone.outcome(alone.later), jobs)
-    outcomes, decoded, scaled = {"alone": mean}, {"alone": jobs * _decoded(alone)}, False
+    outcomes, decoded, scaled = {"alone": mean}, {"alone": jobs * decoded_samples(alone)}, False
     if not any(case.ours for case in cases):
         outcomes["page_cache"], scaled = _page_cache(cases)
         decoded["page_cache"] = sum(_each_use(case) for case in cases)
@@ -91,7 +91,7 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
         begin = time.perf_counter()
         first = plan_of(job)
         seconds, whole = time.perf_counter() - begin, first.outcome(range(1))
-        outcomes["solar"], decoded["solar"] = first.outcome(first.later), _decoded(first)
+        outcomes["solar"], decoded["solar"] = first.outcome(first.later), decoded_samples(first)
     travel = Travel(-(-job.order.uses // job.batch), 0, 0, 0)
     return Answer(
         outcomes, {}, ("page_cache",) if scaled else (), whole, first, seconds / len(first.epochs), travel=travel,
@@ -99,17 +99,17 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     )  # fmt: skip
 
 
-def _alone(job: Job, jobs: int) -> NodePlan:
+def plan_alone(job: Job, jobs: int) -> NodePlan:
     """The plan of one of so many with its part of the memory."""
     try:
         return plan_of(replace(job, beside=(), memory=job.memory // jobs))
-    except TooSmall as error:
+    except BufferTooSmall as error:
         least = jobs * error.least
         try:
             plan_of(job)
-        except TooSmall as of_all_jobs:
+        except BufferTooSmall as of_all_jobs:
             least = max(least, of_all_jobs.least)
-        raise TooSmall(job.memory, least, jobs) from None
+        raise BufferTooSmall(job.memory, least, jobs) from None
 
 
 def of_all(outcome: Outcome, jobs: int) -> Outcome:
@@ -117,7 +117,7 @@ def of_all(outcome: Outcome, jobs: int) -> Outcome:
     return Outcome(**{part.name: jobs * getattr(outcome, part.name) for part in fields(Outcome)})
 
 
-def _page_cache(cases: Sequence[Case]) -> tuple[Outcome, bool]:
+def _page_cache(cases: Sequence[PlannedData]) -> tuple[Outcome, bool]:
     """What it costs to read sample by sample over one page cache, field by field; whether on a smaller copy."""
     found = [cached_lately(case, as_stored=True) for case in cases]
     summed = summed_up([one for one, _ in found])
@@ -125,12 +125,12 @@ def _page_cache(cases: Sequence[Case]) -> tuple[Outcome, bool]:
     return replace(summed, scans=summed.seconds / scan), any(scale != 1 for _, scale in found)
 
 
-def _each_use(case: Case) -> int:
+def _each_use(case: PlannedData) -> int:
     """The samples that are decoded where each use decodes the chunk that it is in."""
     return case.units.per_unit * sum(one.uses for one in case.orders) if case.units.encoded else 0
 
 
-def _decoded(plan: NodePlan) -> float:
+def decoded_samples(plan: NodePlan) -> float:
     """The samples that come out of chunks in one of the later epochs."""
     listed = [plan.epochs[epoch] for epoch in plan.later]
     every = (counts.decoded for epoch in listed for counts, of in zip(epoch, plan.units, strict=True) if of.encoded)
@@ -140,7 +140,7 @@ def _decoded(plan: NodePlan) -> float:
 # --- what is said ----
 
 
-def as_json(cases: Sequence[Case], answered: Answer) -> dict[str, Any]:
+def as_json(cases: Sequence[PlannedData], answered: Answer) -> dict[str, Any]:
     """What the answer of --json has of jobs."""
     one = cases[0]
     each = {name: of_each(outcome, one.jobs) for name, outcome in answered.outcomes.items()}
@@ -159,45 +159,45 @@ def of_each(outcome: Outcome, jobs: int) -> dict[str, float]:
 
 
 def as_text(
-    cases: list[Case], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
+    cases: list[PlannedData], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
 ) -> Iterator[str]:
     """The lines for people."""
     one = cases[0]
     yield from planned.opening(cases, memory, answered, source, cached, refused)
     yield _orders_in_words(one)
     yield ""
-    for head, part in ((f"an epoch of {figures.count(one.jobs, 'job')}", 1), ("of each job", one.jobs)):
+    for head, part in ((f"an epoch of {quantities.count(one.jobs, 'job')}", 1), ("of each job", one.jobs)):
         names = (head, "time", "scans", "requests", "read", *(("hits", "peak memory") if part == 1 else ()))
-        rows = (_row(name, outcome, part, name in answered.estimated) for name, outcome in answered.outcomes.items())
+        rows = (job_row(name, outcome, part, name in answered.estimated) for name, outcome in answered.outcomes.items())
         yield from planned.table([names, *rows])
         yield ""
-    yield from gains(cases, answered)
+    yield from sharing_gains(cases, answered)
     yield from planned.closing(cases, answered, source, compute, cached, JOB_ROWS)
 
 
-def _row(name: str, outcome: Outcome, part: int, estimated: bool) -> tuple[str, ...]:
+def job_row(name: str, outcome: Outcome, part: int, estimated: bool) -> tuple[str, ...]:
     sign = "~" if estimated else ""
     uses = outcome.reads + outcome.hits
     row = (
         JOB_ROWS[name],
-        sign + figures.duration(outcome.seconds / part),
-        figures.rounded(outcome.scans / part),
+        sign + quantities.duration(outcome.seconds / part),
+        quantities.rounded(outcome.scans / part),
         f"{sign}{outcome.requests / part:,.0f}",
-        sign + figures.size(outcome.bytes / part),
+        sign + quantities.size(outcome.bytes / part),
     )
     hits = f"{outcome.hits / uses:.1%}" if uses else ""
-    return row if part > 1 else (*row, hits, figures.size(outcome.peak_bytes))
+    return row if part > 1 else (*row, hits, quantities.size(outcome.peak_bytes))
 
 
-def _orders_in_words(one: Case) -> str:
-    jobs = f"{figures.count(one.jobs, 'job')} side by side, step by step, "
+def _orders_in_words(one: PlannedData) -> str:
+    jobs = f"{quantities.count(one.jobs, 'job')} side by side, step by step, "
     if one.common:
         return jobs + "all with one order"
     alike = "" if one.study is None else f"; all want the same within {100 * one.study[1]:g}% of an epoch"
     return f"{jobs}each with an order of its own{alike}"
 
 
-def limit(outcome: Outcome, one: Case) -> str:
+def limit(outcome: Outcome, one: PlannedData) -> str:
     """What takes the time: "decoding", "bytes" or "requests"; "" where nothing is read."""
     reading = one.storage.seconds(outcome.requests, outcome.bytes)
     if outcome.seconds > 2 * reading:
@@ -206,20 +206,21 @@ def limit(outcome: Outcome, one: Case) -> str:
     return ("bytes" if passing >= outcome.requests * one.storage.request_seconds else "requests") if reading else ""
 
 
-def gains(cases: Sequence[Case], answered: Answer) -> Iterator[str]:
+def sharing_gains(cases: Sequence[PlannedData], answered: Answer) -> Iterator[str]:
     """What sharing gains, and where it is little, why."""
     one, alone, ours = cases[0], answered.outcomes["alone"], answered.outcomes["solar"]
     if answered.decoded["alone"]:
         total, apart = round(answered.decoded["solar"]), round(answered.decoded["alone"])
-        yield f"Decoded: {figures.count(total, 'sample')} for all jobs together, {apart:,} by each alone."
+        yield f"Decoded: {quantities.count(total, 'sample')} for all jobs together, {apart:,} by each alone."
     if one.jobs == 1 or not ours.seconds or alone.seconds > LITTLE * ours.seconds or limit(ours, one) != "bytes":
         return
     f = min(1.0, sum(case.memory for case in cases) / max(1, sum(case.units.total_nbytes for case in cases)))
-    by_itself = figures.rounded(one.jobs * (1 - f / one.jobs))
+    by_itself = quantities.rounded(one.jobs * (1 - f / one.jobs))
     yield f"Sharing gains little here: bytes decide, not requests, and memory holds {f:.0%} of them."
     if one.common or one.study is not None:
         return
     yield (
-        f"With orders of their own {one.jobs} jobs read about {figures.rounded(one.jobs * (1 - f))} scans together and "
-        f"{by_itself} alone; in a study's order (--study), or one for all (--common-order), {figures.rounded(1 - f)}."
+        f"With orders of their own {one.jobs} jobs read about {quantities.rounded(one.jobs * (1 - f))} scans together "
+        f"and {by_itself} alone; in a study's order (--study), or one for all (--common-order), "
+        f"{quantities.rounded(1 - f)}."
     )

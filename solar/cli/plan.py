@@ -10,25 +10,24 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli import jobs, kinds, mixtures, planned, quantities
-from solar.cli.compare import Answer, Case, answer, guessed_seconds, job_of, scratch_of
-from solar.cli.lines import once_each
-from solar.cli.requested import as_made
+from solar.cli import argument_types, jobs, planned, sample_arguments
+from solar.cli.compare import Answer, PlannedData, as_made, compare_policies, guessed_seconds, job_of, scratch_of
+from solar.cli.python_lines import once_each
 from solar.errors import PlanError
-from solar.extents import Extents
-from solar.io.layout.hdf5 import inspect, survey
-from solar.io.layout.paths import files_of
-from solar.io.machine import available as machine
-from solar.io.machine import figures, profile
-from solar.io.ranks.awaited import Phase, awaited, showing
-from solar.io.read.engine import ROOM
-from solar.io.read.reader import read
-from solar.io.read.run import scratch_nbytes, threads
-from solar.io.read.trial import on_cores, tried
-from solar.orders.epoch_order import checked_weights
-from solar.planner.budget import TooSmall
-from solar.planner.job import Job
-from solar.planner.units import Units, not_carried, of_layout, uniform
+from solar.io.channels.progress import Phase, awaited, showing
+from solar.io.hdf5.layouts import inspect, survey
+from solar.io.hdf5.paths import files_of
+from solar.io.reading.engine import ROOM
+from solar.io.reading.reader import read
+from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.trial import on_cores, try_packing
+from solar.io.system import memory as machine
+from solar.io.system import profile, quantities
+from solar.planning.budget import BufferTooSmall
+from solar.planning.job import Job
+from solar.planning.units import Units, not_carried, of_layout, uniform
+from solar.samplers.orders import checked_weights
+from solar.samples.protocol import HeldMap
 from solar.values import Layout, Storage, World, batches_ahead, is_url
 
 DETAILS = """\
@@ -80,20 +79,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", nargs="?", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
     made = parser.add_argument_group("instead of a file")
-    made.add_argument("--samples", metavar="N", type=quantities.count, help="how many samples there are")
-    made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
-    made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
-    kinds.add_arguments(parser)
-    mixtures.add_arguments(parser)
+    made.add_argument("--samples", metavar="N", type=argument_types.count_argument, help="how many samples there are")
+    made.add_argument("--sample-bytes", metavar="SIZE", type=argument_types.size_argument, help="of one sample")
+    made.add_argument(
+        "--samples-per-chunk", metavar="K", type=argument_types.count_argument, default=1, help="read together (1)"
+    )
+    sample_arguments.add_arguments(parser)
+    argument_types.add_arguments(parser)
     run = parser.add_argument_group("the training")
-    run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
-    run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
-    run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
-    run.add_argument("--memory", metavar="SIZE", type=quantities.size, help="buffer of each node (must be given)")
-    run.add_argument("--ahead", metavar="N", type=quantities.count, help="batches ready (4, of files by URL 64)")
-    run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
+    run.add_argument("--ranks", metavar="W", type=argument_types.ranks, default=1, help="processes in all (1)")
     run.add_argument(
-        "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
+        "--ranks-per-node", metavar="R", type=argument_types.count_argument, help="of these on one node (all)"
+    )
+    run.add_argument(
+        "--batch-size", metavar="B", type=argument_types.count_argument, default=64, help="samples per rank (64)"
+    )
+    run.add_argument(
+        "--memory", metavar="SIZE", type=argument_types.size_argument, help="buffer of each node (must be given)"
+    )
+    run.add_argument(
+        "--ahead", metavar="N", type=argument_types.count_argument, help="batches ready (4, of files by URL 64)"
+    )
+    run.add_argument(
+        "--epochs", metavar="E", type=argument_types.count_argument, default=3, help="how many there will be (3)"
+    )
+    run.add_argument(
+        "--compute",
+        metavar="TIME",
+        type=argument_types.seconds_argument,
+        default=0.0,
+        help="of a step, beside reading (0)",
     )
     run.add_argument(
         "--weights",
@@ -101,27 +116,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples are drawn by these: a dataset of FILE, or a .npy file (else shuffled)",
     )
     run.add_argument(
-        "--stage", metavar="SIZE", type=quantities.size, help="of a stage on each node's local disk (none)"
+        "--stage", metavar="SIZE", type=argument_types.size_argument, help="of a stage on each node's local disk (none)"
     )
-    run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
+    run.add_argument("--seed", metavar="SEED", type=argument_types.seed, default=0, help="of the shuffles (0)")
     jobs.add_arguments(parser)
     on = parser.add_argument_group("the storage")
     on.add_argument(
         "--profile", metavar="FILE", help="as `solar probe` stored it; numbers given beside it replace its own"
     )
-    on.add_argument("--latency", metavar="TIME", type=quantities.seconds, help="of one request alone (2ms)")
-    on.add_argument("--bandwidth", metavar="RATE", type=quantities.rate, help="bytes a second in large reads (1GB/s)")
-    on.add_argument("--iops", metavar="RATE", type=quantities.per_second, help="requests a second at best (500)")
-    on.add_argument("--decode", metavar="RATE", type=quantities.rate, help="bytes a second out of chunks (by filters)")
+    on.add_argument(
+        "--latency", metavar="TIME", type=argument_types.seconds_argument, help="of one request alone (2ms)"
+    )
+    on.add_argument(
+        "--bandwidth", metavar="RATE", type=argument_types.rate_argument, help="bytes a second in large reads (1GB/s)"
+    )
+    on.add_argument("--iops", metavar="RATE", type=argument_types.per_second, help="requests a second at best (500)")
+    on.add_argument(
+        "--decode", metavar="RATE", type=argument_types.rate_argument, help="bytes a second out of chunks (by filters)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
     parser.add_argument("--plot", metavar="FILE", help="also draws a picture: .html, or .png (needs matplotlib)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     given, arguments.memory = arguments.memory, arguments.memory or 0
-    storage, source = _storage(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
+    storage, source = storage_of_arguments(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
     with awaited("opening"):
-        layouts, cases = _mixed(arguments) if arguments.mixture else _of_file(arguments, storage)
+        layouts, cases = mixed_data(arguments) if arguments.mixture else _of_file(arguments, storage)
     refused = next((said for one in layouts if (said := not_carried(one))), "")
     cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
     ahead = arguments.ahead or batches_ahead(layouts)
@@ -131,15 +152,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
-        plot.check(arguments.plot)  # before the work
+        plot.check_picture(arguments.plot)  # before the work
     with showing(Phase("planning, and following the others use by use", about=guessed_seconds(cases))):
         answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
-    cached = _cached(arguments.file if layouts else None, cases)
+    cached = page_cache_note(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)
-        lines = [planned.subject(cases), planned.machine(cases, arguments.memory)]
-        lines += [planned.modelled(storage, source) + ".", *cached.splitlines(), of]
-        plot.draw(arguments.plot, [line for line in lines if line], shown)
+        lines = [planned.subject(cases), planned.describe_machine(cases, arguments.memory)]
+        lines += [planned.describe_storage(storage, source) + ".", *cached.splitlines(), of]
+        plot.draw_panels(arguments.plot, [line for line in lines if line], shown)
     if arguments.json:
         asked = {"memory": arguments.memory, "ahead": ahead, "no_buffer": refused}
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
@@ -157,37 +178,37 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[Case]]:
+def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[PlannedData]]:
     """The datasets of the FILE, if there is one, and one case for each."""
-    plain = arguments.file is not None and not kinds.unequal(arguments)
-    found, extents, chosen = kinds.held(arguments, fields_asked(arguments) if plain else {})
+    plain = arguments.file is not None and not sample_arguments.unequal(arguments)
+    found, extents, chosen = sample_arguments.held(arguments, fields_asked(arguments) if plain else {})
     cases = _cases(arguments, storage, found, extents)
     return [*found.values()], [replace(one, chosen=chosen) for one in cases]
 
 
-def _memory_to_give(cases: list[Case], job: Job, together: int | None, refused: str) -> str:
+def _memory_to_give(cases: list[PlannedData], job: Job, together: int | None, refused: str) -> str:
     """What to say where nobody said how much: a quarter of the data, and what the batches take where that is more."""
     total, least = sum(case.units.total_nbytes for case in cases), 0
     if not refused:
         try:
             _follow(cases, replace(job, memory=together or 1), together)  # too little for any batch
-        except TooSmall as error:
+        except BufferTooSmall as error:
             least = error.least
-    quarter = f"of {figures.size(total)} a quarter is --memory {total // 4}"
+    quarter = f"of {quantities.size(total)} a quarter is --memory {total // 4}"
     if least > total // 4:
-        batches = f"the batches take {figures.size(least)}"
-        quarter = f"{batches}, with a quarter of {figures.size(total)} that is --memory {least + total // 4}"
+        batches = f"the batches take {quantities.size(least)}"
+        quarter = f"{batches}, with a quarter of {quantities.size(total)} that is --memory {least + total // 4}"
     return f"how much memory may samples take on each node? Give --memory SIZE: {quarter}"
 
 
-def _follow(cases: list[Case], job: Job, together: int | None) -> Answer:
-    return answer(cases, job) if together is None else jobs.answer(cases, job)
+def _follow(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
+    return compare_policies(cases, job) if together is None else jobs.compare_jobs(cases, job)
 
 
-def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
+def _answered(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
     try:
         return _follow(cases, job, together)
-    except TooSmall as error:
+    except BufferTooSmall as error:
         few = f"the batches of a node's ranks alone take {error.least:,} bytes in the loader"
         if together is not None:
             few = f"a service of all jobs, or each by itself with its part, needs {error.least:,} bytes for batches"
@@ -199,7 +220,7 @@ def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
 # --- what is asked ----
 
 
-def _storage(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, str]:
+def storage_of_arguments(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, str]:
     """The storage of what is there, and where its numbers come from."""
     given = {name: getattr(arguments, name) for name in ("latency", "bandwidth", "iops", "decode")}
     given = {name: value for name, value in given.items() if value is not None}
@@ -207,7 +228,7 @@ def _storage(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, 
     if arguments.profile:
         base, source = profile.load(arguments.profile), f"profile {arguments.profile}"
     elif path:
-        base, source = storage_of(path)
+        base, source = stored_storage(path)
     if {"latency", "bandwidth", "iops"} <= set(given):
         source = "as given"
     elif given:
@@ -215,12 +236,12 @@ def _storage(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, 
     return replace(base, **given), source
 
 
-def storage_of(path: str) -> tuple[Storage, str]:
+def stored_storage(path: str) -> tuple[Storage, str]:
     """The storage of a data set as the loader takes it, and where its numbers come from."""
     return profile.stored_or_guessed(files_of(path)[0])
 
 
-def _cached(path: str | None, cases: list[Case]) -> str:
+def page_cache_note(path: str | None, cases: list[PlannedData]) -> str:
     """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
     if path is None or is_url(path) or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
         return ""
@@ -241,21 +262,21 @@ def _cases(
     arguments: argparse.Namespace,
     storage: Storage,
     layouts: Mapping[str, Layout],
-    extents: Mapping[str, kinds.Held],
-) -> Iterator[Case]:
+    extents: Mapping[str, HeldMap | None],
+) -> Iterator[PlannedData]:
     """One for each field of the samples; others divide the memory among them by their bytes."""
     world = _world(arguments)
-    cut = next((one for one in extents.values() if not isinstance(one, Extents | None)), None)
+    cut = next((one for one in extents.values() if one is not None and one.in_blocks), None)
     if arguments.weights and (cut is not None or arguments.where):
         which = "boxes" if arguments.crop else "samples that --where leaves" if arguments.where else "such samples"
         raise PlanError(f"{which} are planned shuffled: leave out --weights")
-    named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
+    named = {name: of_layout(one) for name, one in layouts.items()} or {"": units_of_arguments(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
             "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
         )
     total = sum(units.total_nbytes for units in named.values())
-    weights = _weights(arguments, next(iter(named.values())).samples)
+    weights = sample_weights(arguments, next(iter(named.values())).samples)
     for name, units in named.items():
         layout, costs = layouts.get(name), storage
         if layout is not None:
@@ -263,13 +284,13 @@ def _cases(
         scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
         training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
-        one = Case(name, units, world, *training, scratch, extents=extents.get(name))
+        one = PlannedData(name, units, world, *training, scratch, extents=extents.get(name))
         yield replace(one, weights=weights)
 
 
-def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
+def _tried(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
     """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
-    rows = all(isinstance(case.extents, Extents | None) for case in cases)
+    rows = not any(case.in_blocks for case in cases)
     if not layouts or not memory or not rows:  # blocks are cut where they lie
         return cases
     world = cases[0].world
@@ -279,26 +300,28 @@ def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
         return cases
     cores = threads() * world.ranks_per_node
     pairs = zip(layouts, cases, strict=True)
-    return [replace(case, packing=on_cores(tried(layout, case.storage, share), cores)) for layout, case in pairs]
+    return [replace(case, packing=on_cores(try_packing(layout, case.storage, share), cores)) for layout, case in pairs]
 
 
-def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
+def mixed_data(arguments: argparse.Namespace) -> tuple[list[Layout], list[PlannedData]]:
     """The datasets of all sources of a mixture, and one case for each."""
     others = arguments.weights, arguments.samples, arguments.sample_bytes
-    if any(others) or not kinds.of_rows_alone(arguments):
+    if any(others) or not sample_arguments.of_rows_alone(arguments):
         raise PlanError(
             "--mixture: its samples are rows of FILEs: leave out --weights, kinds of samples, and made up ones"
         )
     names = [name for name in (arguments.file, *arguments.dataset) if name is not None]
-    sources = {path: layouts_of(path, names) for path, _ in arguments.mixture}
-    world, mixed = _world(arguments), mixtures.order_of(arguments, sources)
+    sources = {path: sample_layouts(path, names) for path, _ in arguments.mixture}
+    world, mixed = _world(arguments), argument_types.mixture_order(arguments, sources)
     cases, first = [], 0
     for path, found in sources.items():
-        storage = _storage(arguments, path)[0]
+        storage = storage_of_arguments(arguments, path)[0]
         for name, layout in found.items():
             units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads() * world.ranks_per_node)
             training = arguments.batch_size, arguments.memory, costs, arguments.seed, arguments.epochs
-            one = Case(f"{path}:{name}", units, world, *training, scratch_nbytes(layout), mixed=mixed, first=first)
+            one = PlannedData(
+                f"{path}:{name}", units, world, *training, scratch_nbytes(layout), mixed=mixed, first=first
+            )
             cases.append(one)
         first += units.samples
     return [layout for found in sources.values() for layout in found.values()], cases
@@ -311,7 +334,7 @@ def _world(arguments: argparse.Namespace) -> World:
     return World(0, arguments.ranks, 0, per_node)
 
 
-def _weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:
+def sample_weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:
     """By what samples are drawn; None: they are shuffled."""
     name = arguments.weights
     if name is None:
@@ -332,24 +355,30 @@ def _weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64]
     return checked_weights(values.astype(np.float64))
 
 
-def _made(arguments: argparse.Namespace) -> Units:
+def units_of_arguments(arguments: argparse.Namespace) -> Units:
     if not arguments.samples or not arguments.sample_bytes:
         raise PlanError("what is to be read? Give a FILE, or --samples and --sample-bytes")
     return uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)
 
 
-def names_of(arguments: argparse.Namespace) -> list[str]:
+def field_names(arguments: argparse.Namespace) -> list[str]:
     """The fields of a sample, by the names of their datasets."""
-    return kinds.names_of(arguments) if kinds.unequal(arguments) else [*fields_asked(arguments)]
+    return (
+        sample_arguments.named_datasets(arguments)
+        if sample_arguments.unequal(arguments)
+        else [*fields_asked(arguments)]
+    )
 
 
 def fields_asked(arguments: argparse.Namespace) -> dict[str, Layout]:
     """The fields of a sample that is no ragged one: those of the FILE, and those of other files."""
-    alike = not kinds.elsewhere(arguments)
-    return layouts_of(arguments.file, kinds.names_of(arguments), alike=alike) | kinds.beside(arguments)
+    alike = not sample_arguments.elsewhere(arguments)
+    return sample_layouts(
+        arguments.file, sample_arguments.named_datasets(arguments), alike=alike
+    ) | sample_arguments.fields_beside(arguments)
 
 
-def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:
+def sample_layouts(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:
     """The fields of a sample: those named, or all that have as many samples as the largest dataset.
 
     Those that are named are as long, or (not `alike`) of any shapes.
@@ -367,7 +396,7 @@ def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, 
         if not layouts:
             raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
         if alike:
-            kinds.no_groups(path, surveyed, layouts)
+            sample_arguments.no_groups(path, surveyed, layouts)
     unread = next((layout for layout in layouts.values() if layout.reader == "none"), None)
     if unread is not None:
         raise PlanError(f"{path}: {unread.name} cannot be read: {unread.reason}")

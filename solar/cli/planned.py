@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from solar.blocks import Blocks
-from solar.boxes import BoxBlocks
 from solar.cli import words
-from solar.cli.compare import ROW_NAMES, Answer, Case
-from solar.extents import Extents
-from solar.io.machine import figures
-from solar.planner.planned_passes import packed_ratio
+from solar.cli.compare import ROW_NAMES, Answer, PlannedData
+from solar.io.system import quantities
+from solar.planning.planned_passes import packed_ratio
+from solar.samples.boxes import BoxBlocks
+from solar.samples.row_windows import RowWindows
 from solar.values import Outcome, Storage
 
 
-def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> dict[str, Any]:
+def as_json(
+    cases: list[PlannedData], answered: Answer, source: str, compute: float = 0.0, cached: str = ""
+) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     one, storage = cases[0], cases[0].storage
     numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
@@ -37,7 +38,7 @@ def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0
         "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
         "first_epoch": None if answered.first_epoch is None else asdict(answered.first_epoch),
         "buffer": _divided(answered),
-        "packed": _packed(answered),
+        "packed": packed_line(answered),
         "planned": {"epochs": len(answered.plan.epochs) if answered.plan else 0, "nodes": answered.nodes},
         "first_batch_seconds": answered.first_batch,
         "estimated": answered.estimated,
@@ -45,7 +46,7 @@ def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0
         "overflow_fraction": answered.overflow_fraction,
         "travel": asdict(answered.travel),
         "compute_seconds": compute,
-        "load": _load(answered, compute),
+        "load": storage_load(answered, compute),
         "fits_page_cache": bool(cached),
     }
 
@@ -61,13 +62,13 @@ def _divided(answered: Answer) -> dict[str, int] | None:
     }  # fmt: skip
 
 
-def _packed(answered: Answer) -> str:
+def packed_line(answered: Answer) -> str:
     """That the loader's buffer holds samples encoded, and how much smaller; empty if it does not."""
     plan = answered.plan
     return packed_ratio(plan.windows[-1].plans) if plan is not None and plan.windows else ""
 
 
-def _load(answered: Answer, compute: float) -> dict[str, float]:
+def storage_load(answered: Answer, compute: float) -> dict[str, float]:
     """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
     ours = answered.outcomes["solar"]
     seconds = max(ours.seconds, compute * answered.travel.steps)
@@ -76,20 +77,22 @@ def _load(answered: Answer, compute: float) -> dict[str, float]:
 
 
 def as_text(
-    cases: list[Case], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
+    cases: list[PlannedData], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
 ) -> Iterator[str]:
     """The lines for people."""
     yield from opening(cases, memory, answered, source, cached, refused)
     yield ""
     head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
-    yield from table([head, *(_row(name, outcome, answered) for name, outcome in answered.outcomes.items())])
+    yield from table([head, *(policy_row(name, outcome, answered) for name, outcome in answered.outcomes.items())])
     yield ""
     yield from closing(cases, answered, source, compute, cached, ROW_NAMES)
 
 
-def opening(cases: list[Case], memory: int, answered: Answer, source: str, cached: str, refused: str) -> Iterator[str]:
+def opening(
+    cases: list[PlannedData], memory: int, answered: Answer, source: str, cached: str, refused: str
+) -> Iterator[str]:
     """What was asked, and how the memory is divided."""
-    yield from _asked(cases, memory, source)
+    yield from describe_request(cases, memory, source)
     if refused:
         yield f"solar's loader has no buffer here: {refused}"
     elif divided := _divided(answered):
@@ -97,10 +100,10 @@ def opening(cases: list[Case], memory: int, answered: Answer, source: str, cache
         if cases[0].jobs > 1:
             ready = f"the steps of all jobs ({divided['ready']} on their way)"
         yield (
-            f"solar's buffer: {figures.size(divided['samples'])} for samples, {figures.size(divided['batches'])} for "
-            f"{ready}, {figures.size(divided['scratch'])} to decode in"
+            f"solar's buffer: {quantities.size(divided['samples'])} for samples, {quantities.size(divided['batches'])} "
+            f"for {ready}, {quantities.size(divided['scratch'])} to decode in"
         )
-        if packed := _packed(answered):
+        if packed := packed_line(answered):
             yield f"solar's buffer holds samples {packed}"
     yield from cached.splitlines()
 
@@ -114,21 +117,21 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def closing(
-    cases: list[Case], answered: Answer, source: str, compute: float, cached: str, names: Mapping[str, str]
+    cases: list[PlannedData], answered: Answer, source: str, compute: float, cached: str, names: Mapping[str, str]
 ) -> Iterator[str]:
     """For what the figures are, and ours beside the others, which have these names."""
-    yield from _ranks(cases[0], answered, compute)
-    yield from _epochs(cases[0], answered)
+    yield from rank_loads(cases[0], answered, compute)
+    yield from figures_epochs(cases[0], answered)
     yield "A scan is the time of reading all of it once, in order."
     if not answered.outcomes["solar"].requests:
         yield "All of it fits into this memory: solar reads it in the first epoch, and never again."
     if not cached and (faster := _in_short(answered, names)):
-        yield f"{modelled(cases[0].storage, source)}: {faster}"
+        yield f"{describe_storage(cases[0].storage, source)}: {faster}"
     if answered.estimated:
         yield "~ was counted on a smaller copy of the data set, and scaled up."
 
 
-def _epochs(one: Case, answered: Answer) -> Iterator[str]:
+def figures_epochs(one: PlannedData, answered: Answer) -> Iterator[str]:
     """For which epochs the figures are."""
     first, plan = answered.first_epoch, answered.plan
     if first is None or plan is None:
@@ -136,7 +139,7 @@ def _epochs(one: Case, answered: Answer) -> Iterator[str]:
     if one.epochs == 1:
         yield "There is one epoch: solar's row has what fills memory, too; caches of others are taken to be full."
     else:
-        took = f"{figures.count(round(first.requests), 'request')} for {figures.size(first.bytes)}"
+        took = f"{quantities.count(round(first.requests), 'request')} for {quantities.size(first.bytes)}"
         yield f"These figures are for the second and later epochs; the first also fills memory: solar's takes {took}."
     if plan.windows and len(plan.epochs) < one.epochs:
         yield f"{len(plan.epochs)} of {one.epochs} epochs were worked out; the others go on like the last of them."
@@ -145,7 +148,7 @@ def _epochs(one: Case, answered: Answer) -> Iterator[str]:
         yield f"{answered.nodes} of {nodes} nodes was worked out; the others are taken to be alike."
 
 
-def from_afar(cases: list[Case], answered: Answer, stage: int | None) -> dict[str, float] | None:
+def from_afar(cases: list[PlannedData], answered: Answer, stage: int | None) -> dict[str, float] | None:
     """The bytes that all nodes read from afar, where a stage on each keeps so many: all they read, once."""
     if stage is None:
         return None
@@ -159,66 +162,71 @@ def from_afar(cases: list[Case], answered: Answer, stage: int | None) -> dict[st
 
 def afar_in_words(afar: dict[str, float], epochs: int) -> str:
     """The same for people."""
-    first, later, every = (figures.size(afar[name]) for name in ("first_epoch", "later_epochs", "all"))
-    stage = f"With a stage of {figures.size(afar['nbytes'])} on each node's disk"
+    first, later, every = (quantities.size(afar[name]) for name in ("first_epoch", "later_epochs", "all"))
+    stage = f"With a stage of {quantities.size(afar['nbytes'])} on each node's disk"
     return f"{stage}, the first epoch reads {first} from afar, each later one {later}: {every} in {epochs} epochs."
 
 
-def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
+def rank_loads(one: PlannedData, answered: Answer, compute: float) -> Iterator[str]:
     """What our epoch asks of the network and of the storage."""
-    travel, load = answered.travel, _load(answered, compute)
+    travel, load = answered.travel, storage_load(answered, compute)
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
     if nodes > 1:
         share = travel.samples / max(one.order.uses, 1)
         step = travel.nbytes / max(travel.steps, 1)
         yield (
-            f"Between nodes {share:.1%} of the samples travel: {figures.size(step)} a step in all, "
-            f"{figures.size(step / nodes)} into each node, {figures.size(travel.most_nbytes)} at most."
+            f"Between nodes {share:.1%} of the samples travel: {quantities.size(step)} a step in all, "
+            f"{quantities.size(step / nodes)} into each node, {quantities.size(travel.most_nbytes)} at most."
         )
     if nodes > 1 or compute:
-        why = f", computing {figures.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
+        why = f", computing {quantities.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
         yield (
-            f"An epoch of solar's takes {figures.duration(load['seconds'])}{why}. All nodes together ask the "
-            f"storage for {figures.short(load['requests'])} requests and {figures.size(load['bytes'])} a second."
+            f"An epoch of solar's takes {quantities.duration(load['seconds'])}{why}. All nodes together ask the "
+            f"storage for {quantities.short(load['requests'])} requests and {quantities.size(load['bytes'])} a second."
         )
 
 
-def _asked(cases: list[Case], memory: int, source: str) -> Iterator[str]:
+def describe_request(cases: list[PlannedData], memory: int, source: str) -> Iterator[str]:
     """What was asked, in words."""
     storage = cases[0].storage
     yield subject(cases)
-    yield machine(cases, memory)
-    yield f"{modelled(storage, source)}, where a request costs as much as reading {figures.size(storage.gap)}"
+    yield describe_machine(cases, memory)
+    costs = f"where a request costs as much as reading {quantities.size(storage.gap)}"
+    yield f"{describe_storage(storage, source)}, {costs}"
     yield f"storage: {words.printable(source)}"
-    yield from _decoded(cases)
+    yield from describe_decoding(cases)
 
 
-def subject(cases: list[Case]) -> str:
+def subject(cases: list[PlannedData]) -> str:
     """The data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
     each = sum(case.sample_nbytes for case in cases if case.first == one.first)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    kinds = {Extents: ("window",), BoxBlocks: ("box", "boxes")}
-    counted = figures.count(one.samples, *kinds.get(type(one.extents), ("sample",)))
+    kinds = {RowWindows: ("window",), BoxBlocks: ("box", "boxes")}
+    counted = quantities.count(one.samples, *kinds.get(type(one.extents), ("sample",)))
     drawn = "" if one.weights is None else "; drawn by weights"
     drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.mixed is not None else drawn
-    return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn
+    return (
+        f"{counted}{named}, {quantities.size(each)} each, {quantities.size(total)} in all"
+        + samples_in_chunk(cases)
+        + drawn
+    )
 
 
-def machine(cases: list[Case], memory: int) -> str:
+def describe_machine(cases: list[PlannedData], memory: int) -> str:
     """The ranks, and how much of the data set their memory holds."""
     one = cases[0]
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    who = figures.count(one.world.ranks, "rank") if one.jobs == 1 else figures.count(one.jobs, "job")
+    who = quantities.count(one.world.ranks, "rank") if one.jobs == 1 else quantities.count(one.jobs, "job")
     stored = _share_of(memory * nodes, sum(case.units.total_nbytes for case in cases))
     held = f"{stored} of the data set"
     if any(case.units.encoded for case in cases):
         decoded = _share_of(memory * nodes, sum(case.units.samples * case.units.sample_nbytes for case in cases))
         held = f"{decoded} of the data set decoded, {stored} as it is stored"
     return (
-        f"{who} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
-        f"{figures.size(memory)} on each node: {held}"
+        f"{who} on {quantities.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{quantities.size(memory)} on each node: {held}"
     )
 
 
@@ -226,15 +234,15 @@ def _share_of(room: int, nbytes: int) -> str:
     return f"{min(1.0, room / max(nbytes, 1)):.0%}"
 
 
-def modelled(storage: Storage, source: str) -> str:
+def describe_storage(storage: Storage, source: str) -> str:
     """For what storage times are modelled, and whether anybody measured it."""
     how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
     kind = next(said for origin, said in how.items() if origin in source)
-    rates = f"{figures.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
-    return f"Modelled, for {kind} storage of {figures.duration(storage.latency)}, {rates}"
+    rates = f"{quantities.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
+    return f"Modelled, for {kind} storage of {quantities.duration(storage.latency)}, {rates}"
 
 
-def _decoded(cases: list[Case]) -> Iterator[str]:
+def describe_decoding(cases: list[PlannedData]) -> Iterator[str]:
     """What decoding costs, and by whose word."""
     encoded = [case for case in cases if case.units.encoded]
     if not encoded:
@@ -244,26 +252,26 @@ def _decoded(cases: list[Case]) -> Iterator[str]:
         yield "decoding: not counted; --decode RATE says how fast chunks are decoded"
         return
     how = "(--decode; else by the filters, on as many cores as here)"
-    yield f"decoding: {figures.rate(rate)} out of chunks {how}"
+    yield f"decoding: {quantities.rate(rate)} out of chunks {how}"
 
 
-def _chunks(cases: list[Case]) -> str:
-    most = max((case.units.per_unit for case in cases if not isinstance(case.extents, Blocks)), default=1)
+def samples_in_chunk(cases: list[PlannedData]) -> str:
+    most = max((case.units.per_unit for case in cases if not case.in_places), default=1)
     return f", up to {most:,} samples in a chunk" if most > 1 else ""
 
 
-def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
+def policy_row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     uses = outcome.reads + outcome.hits
     sign = "~" if name in answered.estimated else ""
     return (
         ROW_NAMES[name],
-        sign + figures.duration(outcome.seconds),
-        figures.rounded(outcome.scans),
+        sign + quantities.duration(outcome.seconds),
+        quantities.rounded(outcome.scans),
         f"{sign}{outcome.requests:,.0f}",
-        sign + figures.size(outcome.bytes),
+        sign + quantities.size(outcome.bytes),
         f"{outcome.hits / uses:.1%}" if uses else "",
-        figures.size(outcome.peak_bytes),
-        figures.duration(answered.first_batch[name]) if name in answered.first_batch else "",
+        quantities.size(outcome.peak_bytes),
+        quantities.duration(answered.first_batch[name]) if name in answered.first_batch else "",
     )
 
 
@@ -273,4 +281,6 @@ def _in_short(answered: Answer, names: Mapping[str, str]) -> str:
     if ours is None or not ours.seconds:
         return ""
     others = [(names[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours]
-    return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."
+    return (
+        "solar is " + ", ".join(f"{quantities.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."
+    )

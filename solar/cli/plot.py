@@ -16,11 +16,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import words
-from solar.cli.compare import ROW_NAMES, Answer, Case
-from solar.cli.progress import ended_in_order
-from solar.cli.trace import trace
+from solar.cli.compare import ROW_NAMES, Answer, PlannedData
+from solar.cli.progress_bar import ended_in_order
 from solar.errors import PlanError
-from solar.io.machine import figures, whole
+from solar.io.system import atomic_file, quantities
+from solar.planning import policies
+from solar.planning.plan import Plan
+from solar.samples.row_windows import Listing
+from solar.values import Script
+
+EPOCHS_TRACED = 3  # from the first batch on, at most
+POINTS = 3000  # of the head's way
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Over the epochs: places are shares of the data set, in memory are bytes while each step is at work."""
+
+    read_at: Floats
+    place: Floats
+    step_at: Floats
+    held: Floats
+
+
+def trace(plan: Plan) -> Trace | None:
+    """What a plan does in its first epochs; None where no head moves."""
+    if plan.way.direct:
+        return None
+    epochs = plan.epochs[:EPOCHS_TRACED]
+    scripts = [plan.script(epoch) for epoch in epochs]
+    if not any(len(one.loads) for one in scripts):
+        return None
+    units = plan.region.units
+    steps = len(scripts[0].ends) - 1
+    loads = [policies.unit_of(units, one.loads) for one in scripts]
+    comes = [_per_step(unit_weights(plan, unit), one.ends) for one, unit in zip(scripts, loads, strict=True)]
+    uses = [policies.unit_of(units, one.rows[:]) for one in scripts]
+    goes = [
+        _per_step(unit_weights(plan, unit) * _last(one), one.starts) for one, unit in zip(scripts, uses, strict=True)
+    ]
+    # What is issued at a step comes once the step before has let go of its own.
+    at_first = unit_weights(plan, policies.unit_of(units, scripts[0].start)).sum()
+    held = at_first + np.concatenate(([0.0], np.cumsum(np.concatenate(comes) - np.concatenate(goes))[:-1]))
+    read_at = np.concatenate([at + _issued_at(one.ends) / steps for at, one in enumerate(scripts)])
+    shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
+    return Trace(read_at[shown], np.concatenate(loads)[shown] / units.units, np.arange(len(held)) / steps, held)
+
+
+def _last(script: Script) -> NDArray[np.uint8]:
+    """Whether each use is the last of what it uses."""
+    if not isinstance(script.rows, Listing):
+        return script.last
+    return np.unpackbits(script.last, count=len(script.rows), bitorder="little")
+
+
+def unit_weights(plan: Plan, unit: Ints) -> Floats:
+    """What each takes in memory: a sample of the unit, or all of it."""
+    units = plan.region.units
+    if plan.kept == "rows":
+        return np.full(len(unit), float(units.sample_nbytes))
+    return np.full(len(unit), float(units.paged)) if isinstance(units.paged, int) else units.paged[unit].astype(float)
+
+
+def _per_step(weights: Floats, ends: Ints) -> Floats:
+    """The sum of each step's weights."""
+    return np.diff(np.concatenate(([0.0], np.cumsum(weights)))[ends])
+
+
+def _issued_at(ends: Ints) -> Floats:
+    """The step at which each load is issued."""
+    return np.repeat(np.arange(1.0, len(ends)), np.diff(ends))
+
 
 PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
 LINE_COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
@@ -30,7 +99,6 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 24, 40, 44  # around its axes
 MOST_POINTS = 2000  # of a line; more cannot be told apart
 FEW, WIDE = 500, 4  # dots that are drawn so wide: small ones would hardly be seen
 
-Floats = NDArray[np.float64]
 Say = Callable[[float], str]
 
 
@@ -59,7 +127,7 @@ class Bars:
 Panel = Curve | Bars
 
 
-def check(path: str) -> None:
+def check_picture(path: str) -> None:
     """PlanError unless a picture of this name can be drawn here: asked before the work, not after it."""
     kind = Path(path).suffix.lower()
     if kind not in (".html", *PICTURES):
@@ -70,25 +138,25 @@ def check(path: str) -> None:
         raise PlanError(f"--plot {path}: {kind} needs matplotlib, which is not installed; .html needs nothing")
 
 
-def draw(path: str, said: Sequence[str], shown: list[Panel]) -> None:
+def draw_panels(path: str, said: Sequence[str], shown: list[Panel]) -> None:
     """Draws the panels into a file, below these lines: what was asked, and for what storage it is modelled."""
     kind = Path(path).suffix.lower()
     try:
-        with ended_in_order(), whole.written(Path(path), mode=0o666) as file:
+        with ended_in_order(), atomic_file.write_file(Path(path), mode=0o666) as file:
             if kind == ".html":
-                file.write(page(said, shown).encode())
+                file.write(page_of_panels(said, shown).encode())
             else:
                 _by_matplotlib(file, kind, said, shown)
     except OSError as error:
         raise PlanError(f"--plot {path}: cannot be written: {error.strerror}") from error
 
 
-def panels(cases: Sequence[Case], answered: Answer) -> tuple[list[Panel], str]:
+def panels(cases: Sequence[PlannedData], answered: Answer) -> tuple[list[Panel], str]:
     """What is shown, in order: what all fields cost together, and our plan of the largest; and which that is."""
     outcomes = answered.outcomes.items()
     shown: list[Panel] = [
-        Bars("time per epoch", {name: one.seconds for name, one in outcomes}, figures.duration),
-        Bars("requests per epoch", {name: one.requests for name, one in outcomes}, figures.short),
+        Bars("time per epoch", {name: one.seconds for name, one in outcomes}, quantities.duration),
+        Bars("requests per epoch", {name: one.requests for name, one in outcomes}, quantities.short),
     ]
     at, case = max(enumerate(cases), key=lambda pair: pair[1].units.total_nbytes)
     window = answered.plan.windows[0] if answered.plan is not None and answered.plan.windows else None
@@ -98,7 +166,7 @@ def panels(cases: Sequence[Case], answered: Answer) -> tuple[list[Panel], str]:
     room = window.plans[at].terms.room
     share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(room, 1)) / 10)
     shown.append(Curve("solar: place of what is read", found.read_at, found.place, share, 1.0, dots=True))
-    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, figures.size, room, unit))
+    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, quantities.size, room, unit))
     if len(cases) == 1:
         return shown, ""
     part = case.units.total_nbytes / max(1, sum(one.units.total_nbytes for one in cases))
@@ -118,7 +186,7 @@ svg { max-width: 100%; height: auto } text { font-size: 12px; fill: #444 } .titl
 """
 
 
-def page(said: Sequence[str], shown: list[Panel]) -> str:
+def page_of_panels(said: Sequence[str], shown: list[Panel]) -> str:
     """The whole page."""
     rows = -(-len(shown) // 2)
     size = f"0 0 {2 * WIDTH} {rows * HEIGHT}"
@@ -168,7 +236,7 @@ def _curve(panel: Curve) -> Iterator[str]:
     yield f'<path class="axis" d="M{LEFT} {TOP}V{TOP + down}H{LEFT + across}"/>'
     if not panel.dots:
         yield f'<path class="level" d="M{LEFT} {at(0, panel.level)[1]:.1f}H{LEFT + across}"/>'
-    xs, ys = thinned(panel)
+    xs, ys = thin_curve(panel)
     yield _points(
         [at(*point) for point in zip(xs.tolist(), ys.tolist(), strict=True)], LINE_COLOURS["solar"], panel.dots
     )
@@ -191,7 +259,7 @@ def _marks(panel: Curve) -> list[float]:
     return [panel.unit * value for value in ticks(_range(panel)[1] / panel.unit)]
 
 
-def thinned(panel: Curve) -> tuple[Floats, Floats]:
+def thin_curve(panel: Curve) -> tuple[Floats, Floats]:
     """A curve's points, or of very many the least and the most in each stretch: what is drawn hides no peak."""
     if panel.dots:
         once = np.unique(np.stack([panel.x, panel.y]), axis=1)  # the samples of a chunk lie in one place
@@ -237,7 +305,7 @@ def _by_matplotlib(file: BinaryIO, kind: str, said: Sequence[str], shown: list[P
             axes.set_xticks([])
             axes.margins(x=0.15)
             continue
-        xs, ys = thinned(panel)
+        xs, ys = thin_curve(panel)
         dots = {"marker": ".", "linestyle": "none", "markersize": WIDE if len(xs) <= FEW else 1}
         axes.plot(xs, ys, color=LINE_COLOURS["solar"], **(dots if panel.dots else {"linewidth": 1}))
         if not panel.dots:

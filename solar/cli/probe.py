@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from solar.cli import quantities, words
-from solar.cli.progress import ended_in_order
+from solar.cli import argument_types, words
+from solar.cli.progress_bar import ended_in_order
 from solar.errors import PlanError
-from solar.io.machine import figures, profile
-from solar.io.machine.probe import probe
+from solar.io.system import profile, quantities
+from solar.io.system.probe import probe
 
 DETAILS = """\
 In a folder a temporary file is written, and removed afterwards, also after Ctrl-C. A file is only read; one that has
@@ -30,9 +30,15 @@ exit code: 1 where no profile was stored
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a folder on the storage, or a large file there")
-    parser.add_argument("--seconds", metavar="S", type=quantities.span, default=10.0, help="to measure for, about (10)")
     parser.add_argument(
-        "--size", metavar="SIZE", type=quantities.size, default=1 << 30, help="of the temporary file (1GiB)"
+        "--seconds", metavar="S", type=argument_types.span_argument, default=10.0, help="to measure for, about (10)"
+    )
+    parser.add_argument(
+        "--size",
+        metavar="SIZE",
+        type=argument_types.size_argument,
+        default=1 << 30,
+        help="of the temporary file (1GiB)",
     )
     parser.add_argument("--output", metavar="FILE", help="where to store the profile (in the user's cache folder)")
     parser.add_argument("--anyway", action="store_true", help="stores the profile even if the three rounds disagree")
@@ -89,10 +95,10 @@ def as_text(made: profile.Profile, where: str | None, apart: str) -> Iterator[st
     """The lines for people, after those of the measuring."""
     storage = made.storage
     yield ""
-    yield f"latency    {figures.duration(storage.latency)}, one small request alone"
+    yield f"latency    {quantities.duration(storage.latency)}, one small request alone"
     yield f"requests   {storage.iops:,.0f}/s of small ones, {storage.depth} in flight"
-    yield f"bandwidth  {figures.rate(storage.bandwidth)} in large ones"
-    yield f"so a request costs as much as reading {figures.size(storage.gap)}"
+    yield f"bandwidth  {quantities.rate(storage.bandwidth)} in large ones"
+    yield f"so a request costs as much as reading {quantities.size(storage.gap)}"
     yield f"measured {made.how}"
     if made.busy:
         more = ": the machine was busy, and a quiet one may measure more" if (made.load or 0) > made.cores else ""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from solar import __version__
-from solar.cli.progress import ended_in_order
-from solar.cli.words import printable, said
+from solar.cli.progress_bar import ended_in_order
+from solar.cli.words import error_text_of, printable
 from solar.errors import SolarError
 
 DETAILS = """\
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
                 found = check()
             except Exception as error:  # whatever it is: the others are still worth knowing
                 failed += 1
-                print(f"FAILED  {name}: {_words(error)}", flush=True)
+                print(f"FAILED  {name}: {error_text(error)}", flush=True)
             else:
                 passed += 1
                 print(f"ok      {name}: {found} ({time.perf_counter() - begun:.1f} s)", flush=True)
@@ -66,19 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def checks(folder: Path) -> Iterator[tuple[str, Check]]:
     """What is checked, by name, one after another."""
-    from solar.io import one_of_each
-    from solar.io import sample_file as specimen  # h5py, and torch below: seconds that `solar --help` need not take
+    from solar.io import example_files
+    from solar.io import example_files as specimen
 
     path, cut, whole, small, same = (str(folder / f"{name}.h5") for name in ("each", "cut", "whole", "small", "same"))
-    for name, values in one_of_each.write(path).items():
+    for name, values in example_files.write_one_of_each(path).items():
         yield f"read {name}", partial(read_as_h5py, path, name, values)
-    names = [*one_of_each.BATCHED]
+    names = [*example_files.BATCHED]
     yield "batches", partial(same_batches, path, names)
     yield "batches from a buffer", partial(same_batches, path, names, buffer="50%", epochs=2)
     yield "batches after a restart", partial(resumed, path, names)
-    yield "transform in threads", partial(transformed, path, names[0], thread_safe=True)
-    yield "transform in processes", partial(transformed, path, names[0], num_workers=2)
-    yield "refuse a file that is cut short", partial(refused, path, cut)
+    yield "transform in threads", partial(check_transform, path, names[0], thread_safe=True)
+    yield "transform in processes", partial(check_transform, path, names[0], num_workers=2)
+    yield "refuse a file that is cut short", partial(check_refusal, path, cut)
     specimen.write(whole, 64)
     yield "compress with a bound", partial(compressed, whole, small, TRIED_BOUND)
     yield "compress without loss", partial(compressed, whole, same, 0)
@@ -91,8 +91,8 @@ def checks(folder: Path) -> Iterator[tuple[str, Check]]:
 def read_as_h5py(path: str, name: str, values: Any) -> str:
     import numpy as np
 
-    from solar.io.layout.hdf5 import inspect
-    from solar.io.read.reader import read
+    from solar.io.hdf5.layouts import inspect
+    from solar.io.reading.reader import read
 
     order = np.random.default_rng(1).integers(0, len(values), 2 * len(values))
     for got, expected in ((read(path, name), values), (read(path, name, order), values[order])):
@@ -108,15 +108,15 @@ def read_as_h5py(path: str, name: str, values: Any) -> str:
 
 def _loaders(path: str, names: list[str], **options: Any) -> tuple[Any, Any]:
     """Ours and PyTorch's over h5py, in the same order."""
-    from solar.io.plain import Plain
-    from solar.torch import DataLoader, H5Dataset, PlanSampler
-    from solar.torch.plain import plain_loader, simple
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.baseline.h5py_loader import plain_loader, simple
+    from solar.baseline.h5py_samples import H5pySamples
 
     data = H5Dataset(path, {name: name for name in names})
     sampler = PlanSampler(data, 1, 0, seed=0, drop_last=True)
     return (
         DataLoader(data, BATCH, sampler=sampler, drop_last=True, **options),
-        plain_loader(Plain([path], names), BATCH, 0, simple(), 0),
+        plain_loader(H5pySamples([path], names), BATCH, 0, simple(), 0),
     )
 
 
@@ -127,7 +127,7 @@ def same_batches(path: str, names: list[str], **options: Any) -> str:
         for epoch in range(2):
             ours.set_epoch(epoch)
             theirs.sampler.set_epoch(epoch)
-            compared += sum(_alike(got, expected) for got, expected in zip(ours, theirs, strict=True))
+            compared += sum(check_alike_batches(got, expected) for got, expected in zip(ours, theirs, strict=True))
     return f"{compared} of two shuffled epochs as PyTorch's loader gives them"
 
 
@@ -142,19 +142,19 @@ def resumed(path: str, names: list[str]) -> str:
     again, _ = _loaders(path, names)
     again.load_state_dict(state)
     with again:
-        compared = sum(_alike(got, one) for got, one in zip(again, expected[2:], strict=True))
+        compared = sum(check_alike_batches(got, one) for got, one in zip(again, expected[2:], strict=True))
     return f"{compared} that were left, as PyTorch's loader gives them"
 
 
-def transformed(path: str, name: str, num_workers: int = 0, thread_safe: bool = False) -> str:
-    from solar.torch import DataLoader, H5Dataset
+def check_transform(path: str, name: str, num_workers: int = 0, thread_safe: bool = False) -> str:
+    from solar import DataLoader, H5Dataset
 
     plain = H5Dataset(path, name)
     mapped = H5Dataset(path, name, transform=doubled, thread_safe=thread_safe)
     compared = 0
     with DataLoader(plain, BATCH) as as_stored, DataLoader(mapped, BATCH, num_workers=num_workers) as ours:
         for got, expected in zip(ours, as_stored, strict=True):
-            compared += _alike({name: got}, {name: 2 * expected})
+            compared += check_alike_batches({name: got}, {name: 2 * expected})
     return f"{compared} batches"
 
 
@@ -162,8 +162,8 @@ def doubled(sample: Any) -> Any:
     return 2 * sample
 
 
-def refused(path: str, cut: str) -> str:
-    from solar.io.read.reader import read
+def check_refusal(path: str, cut: str) -> str:
+    from solar.io.reading.reader import read
 
     Path(cut).write_bytes(Path(path).read_bytes()[:-4096])
     try:
@@ -176,9 +176,9 @@ def refused(path: str, cut: str) -> str:
 
 
 def compressed(source: str, target: str, bound: float) -> str:
-    from solar.io.compress.store import compress
-    from solar.io.compress.verify import verify
-    from solar.io.read.reader import read
+    from solar.io.codec.store import compress
+    from solar.io.codec.verify import verify
+    from solar.io.reading.reader import read
 
     compress(source, target, f"abs={bound}" if bound else "lossless")
     furthest = abs(read(source, "counts") - read(target, "counts")).max()
@@ -199,7 +199,7 @@ def read_by_plugin(source: str, target: str) -> str:
     return f"within the bound, in a process without solar; HDF5_PLUGIN_PATH={FOLDER}"
 
 
-def _alike(got: Any, expected: Any) -> bool:
+def check_alike_batches(got: Any, expected: Any) -> bool:
     """True, for sums; raises where a batch is not the other to the bit."""
     for name, tensor in expected.items():
         if got[name].dtype != tensor.dtype or not got[name].equal(tensor):
@@ -207,6 +207,6 @@ def _alike(got: Any, expected: Any) -> bool:
     return True
 
 
-def _words(error: Exception) -> str:
-    text = said(error) if isinstance(error, SolarError) else f"{type(error).__name__}: {error}"
+def error_text(error: Exception) -> str:
+    text = error_text_of(error) if isinstance(error, SolarError) else f"{type(error).__name__}: {error}"
     return printable(text)

@@ -17,16 +17,16 @@ from typing import Any
 
 from solar.cli import words
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.layout.hdf5 import check_whole
-from solar.io.layout.paths import files_of
-from solar.io.machine import available as machine
-from solar.io.machine import figures
-from solar.io.machine.quantities import size_of
-from solar.io.serve import doors
-from solar.serve.nodes import Nodes, agreed, met, several
-from solar.serve.pace import SLACK
-from solar.serve.page import Page
-from solar.serve.service import Service
+from solar.io.channels import service_sockets
+from solar.io.hdf5.layouts import check_whole
+from solar.io.hdf5.paths import files_of
+from solar.io.system import memory as machine
+from solar.io.system import quantities
+from solar.io.system.quantities import size_of
+from solar.service.nodes import Nodes, agreed, met, several
+from solar.service.pace import SLACK
+from solar.service.service import Service
+from solar.service.status_page import Page
 from solar.values import is_url
 
 ANSWERS = {"status": "status", "stop": "stopping"}
@@ -64,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.status or arguments.stop:
-        return _asked(arguments)
+        return ask_running(arguments)
     files, memory = _wanted(arguments)
-    group = None if arguments.group is None else _group(arguments.group, arguments.socket)
-    path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)
+    group = None if arguments.group is None else group_number(arguments.group, arguments.socket)
+    path = Path(arguments.socket) if arguments.socket else service_sockets.socket_of(files)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each job takes some
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -79,19 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
         service = Service(files, memory, path, arguments.jobs, arguments.idle, group, arguments.slack)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
-    served = figures.count(len(files), "file")
+    served = quantities.count(len(files), "file")
     page = None if arguments.page is None else Page(service.status, arguments.page)
     log = path.with_suffix(".log")
     says = f"; it says what happens in {words.printable(str(log))}" if arguments.background else ""
     nodes = service.nodes
     beside = "" if nodes is None else f", as one of {nodes.ranks} services that read together"
     print(
-        f"serving {served} with {figures.size(service.memory)} at {words.printable(str(path))}{says}{beside}",
+        f"serving {served} with {quantities.size(service.memory)} at {words.printable(str(path))}{says}{beside}",
         flush=True,
     )
     if page is not None:
         print(f"its page is {page.url}, and what Prometheus reads {page.url}metrics", flush=True)
-    if arguments.background and not _alone(log, group):
+    if arguments.background and not goes_on_alone(log, group):
         return 0
     with page or nullcontext():
         service.run()
@@ -123,8 +123,8 @@ def _wanted(arguments: argparse.Namespace) -> tuple[list[str], int]:
     memory = size_of(arguments.memory, there_is)
     if not 0 < memory <= there_is:
         raise PlanError(
-            f"--memory {arguments.memory}: this node has {figures.size(there_is)} of memory (the limits of a container "
-            "count); give a part of that, such as 50%"
+            f"--memory {arguments.memory}: this node has {quantities.size(there_is)} of memory (the limits of a "
+            "container count); give a part of that, such as 50%"
         )
     return files, memory
 
@@ -133,7 +133,7 @@ def _one_of_several(
     files: list[str], asked_for: str, memory: int, path: Path, jobs: int, group: int | None, slack: float
 ) -> Service:
     """The service of this node, where a launcher has begun one on each of several."""
-    found, memory = met(sorted(map(doors.real, files)), asked_for, memory)
+    found, memory = met(sorted(map(service_sockets.real, files)), asked_for, memory)
     service, trouble = None, None
     try:
         service = Service(files, memory, path, jobs, None, group, slack)
@@ -150,7 +150,7 @@ def _one_of_several(
     return service
 
 
-def _group(name: str, path: str | None) -> int:
+def group_number(name: str, path: str | None) -> int:
     """Its number. PlanError where there is none, or where nobody but the user could get at the socket."""
     if path is None:
         raise PlanError("--group: only you may enter your runtime folder: give --socket PATH in one that the group may")
@@ -160,13 +160,13 @@ def _group(name: str, path: str | None) -> int:
         raise PlanError(f"--group {words.printable(name)}: there is no such group") from None
 
 
-def _alone(log: Path, group: int | None) -> bool:
+def goes_on_alone(log: Path, group: int | None) -> bool:
     """Whether this is the process that goes on: no terminal's, with its words in that file. The other one ends.
 
     It is forked before the engine's threads begin.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
-    where = doors.private(log.parent, group)
+    where = service_sockets.private(log.parent, group)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
     words_of = os.open(log.name, flags, 0o600, dir_fd=where)
     os.close(where)
@@ -178,19 +178,19 @@ def _alone(log: Path, group: int | None) -> bool:
     return True
 
 
-def _asked(arguments: argparse.Namespace) -> int:
+def ask_running(arguments: argparse.Namespace) -> int:
     owner = None
     if arguments.socket:
-        path, owner = doors.named(arguments.socket)
+        path, owner = service_sockets.named_service(arguments.socket)
         paths = [path]
     elif arguments.file:
-        paths = [doors.socket_of([path for one in arguments.file for path in files_of(one)])]
+        paths = [service_sockets.socket_of([path for one in arguments.file for path in files_of(one)])]
     else:
-        paths = doors.found()
+        paths = service_sockets.found()
     answers = []
     for path in paths:
         try:
-            answers.append((path, _said(path, "stop" if arguments.stop else "status", owner)))
+            answers.append((path, ask_service(path, "stop" if arguments.stop else "status", owner)))
         except ReadError:
             if arguments.socket or arguments.file:
                 raise
@@ -203,28 +203,28 @@ def _asked(arguments: argparse.Namespace) -> int:
         print(json.dumps([{"socket": str(path), **answer["told"]} for path, answer in answers], indent=2))
     else:
         for path, answer in answers:
-            print("\n".join(_lines(path, answer["told"])))
+            print("\n".join(status_lines(path, answer["told"])))
     return 0
 
 
-def _said(path: Path, what: str, owner: int | None) -> dict[str, Any]:
-    peer, _ = doors.greeted(path, ANSWER_WITHIN, "solar serve", owner)
+def ask_service(path: Path, what: str, owner: int | None) -> dict[str, Any]:
+    peer, _ = service_sockets.greeted(path, ANSWER_WITHIN, "solar serve", owner)
     with peer:
-        return doors.ask(peer, path, {"is": what}, ANSWERS[what])[0]
+        return service_sockets.ask(peer, path, {"is": what}, ANSWERS[what])[0]
 
 
-def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
-    yield f"{words.printable(str(path))}: {figures.count(told['files'], 'file')}, {figures.size(told['memory'])}"
+def status_lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
+    yield f"{words.printable(str(path))}: {quantities.count(told['files'], 'file')}, {quantities.size(told['memory'])}"
     if "first_file" in told:  # one that an older version began does not say
         yield f"  serves {words.printable(told['first_file'])}{' and others' if told['files'] > 1 else ''}"
     if told["nodes"] > 1:
         others = "  reads together with the services of {} nodes (it is rank {}): sent {:,} samples, received {:,}"
         yield others.format(told["nodes"], told["node"], told["sent_samples"], told["received_samples"])
     yield (
-        f"  read {figures.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
-        f"{figures.size(told['handed_bytes'])}, {figures.size(told['held_bytes'])} held"
+        f"  read {quantities.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
+        f"{quantities.size(told['handed_bytes'])}, {quantities.size(told['held_bytes'])} held"
     )
-    yield f"  nobody holds back others for more than {figures.duration(told['slack'])}"
+    yield f"  nobody holds back others for more than {quantities.duration(told['slack'])}"
     if not told["jobs"]:
         yield "  no training is there now"
     for job in told["jobs"]:
@@ -232,10 +232,10 @@ def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
         state += _pace(job)
         yield f"  {words.printable(job['name'])}: batch {job['batches']:,} of {job['told']:,} that it told; {state}"
     if more := told.get("more_jobs", 0):
-        yield f"  and {figures.count(more, 'job')} more"
+        yield f"  and {quantities.count(more, 'job')} more"
 
 
 def _pace(job: dict[str, Any]) -> str:
     """How fast it is by itself, where that is known, and the part of the steps that it is planned in."""
-    own = f"; a batch takes it {figures.duration(job['seconds'])}" if job["seconds"] else ""
+    own = f"; a batch takes it {quantities.duration(job['seconds'])}" if job["seconds"] else ""
     return own + (f"; at {job['rate']:.2g} of the pace of the fastest" if job["rate"] < 1 else "")

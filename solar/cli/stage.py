@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from solar.cli import words
-from solar.cli.plan import layouts_of
-from solar.cli.progress import ended_in_order, shown
+from solar.cli.plan import sample_layouts
+from solar.cli.progress_bar import ended_in_order, shown
 from solar.errors import PlanError
-from solar.io.compress.preparation import Progress
-from solar.io.machine import figures
-from solar.io.read.reader import Pending, Rows
-from solar.io.read.stage import Tier, drop, said, tier_of
+from solar.io.codec.preparation import Progress
+from solar.io.reading.reader import Pending, Rows
+from solar.io.reading.stage import Tier, drop, tier_of, tier_warnings
+from solar.io.system import quantities
 from solar.values import Layout
 
 DETAILS = """\
@@ -46,38 +46,38 @@ def run(arguments: argparse.Namespace) -> int:
     tier = tier_of(arguments.to, arguments.size)
     assert tier is not None, "--to is required"
     named = arguments.file is not None
-    layouts = list(layouts_of(arguments.file, arguments.dataset, alike=False).values()) if named else []
+    layouts = list(sample_layouts(arguments.file, arguments.dataset, alike=False).values()) if named else []
     if arguments.drop:
         files, nbytes = drop(tier, layouts if named else None)
-        gone = figures.count(files, "stage file")
-        print(f"{gone} removed from {words.printable(arguments.to)}: {figures.size(nbytes)}")
+        gone = quantities.count(files, "stage file")
+        print(f"{gone} removed from {words.printable(arguments.to)}: {quantities.size(nbytes)}")
         return 0
     if not named:
         raise PlanError("which FILE is to be staged? To empty the folder, give --drop")
     apart = next((one for one in layouts if one.reader != "direct"), None)
     if apart is not None:
         raise PlanError(f"{apart.paths[0]}: {apart.title} is read by libhdf5, which knows no stage: {apart.reason}")
-    far = _fill(layouts, tier, arguments.quiet)
-    stored = figures.size(sum(one.stored_nbytes for one in layouts))
-    print(f"{words.printable(arguments.file)}: {stored} stored, {figures.size(far)} of it read from afar now")
-    if told := said(tier):
+    far = fill_stage(layouts, tier, arguments.quiet)
+    stored = quantities.size(sum(one.stored_nbytes for one in layouts))
+    print(f"{words.printable(arguments.file)}: {stored} stored, {quantities.size(far)} of it read from afar now")
+    if told := tier_warnings(tier):
         print(told, file=sys.stderr)
     return 1 if told else 0
 
 
-def _fill(layouts: list[Layout], tier: Tier, quiet: bool) -> int:
+def fill_stage(layouts: list[Layout], tier: Tier, quiet: bool) -> int:
     """Reads all samples by way of the Tier; the bytes that came from afar."""
     whole, done, far = sum(one.nbytes for one in layouts), 0, 0
     with ended_in_order(), shown(quiet) as told:
         for layout in layouts:
-            for pending in _read(layout, tier):
+            for pending in read_in_order(layout, tier):
                 done += pending.nbytes
                 far += pending.counts["bytes_read"] - pending.counts["stage_bytes"]
                 told(Progress("stage", layout.name, done, whole))
     return far
 
 
-def _read(layout: Layout, tier: Tier) -> Iterator[Pending]:
+def read_in_order(layout: Layout, tier: Tier) -> Iterator[Pending]:
     """Reads the samples in order, a few reads ahead."""
     rows = Rows(layout, tier=tier)
     step = max(1, STEP_NBYTES // max(1, layout.sample_nbytes))
@@ -85,11 +85,11 @@ def _read(layout: Layout, tier: Tier) -> Iterator[Pending]:
     for begin in range(0, layout.samples, step):
         ahead.append(rows.start(np.arange(begin, min(begin + step, layout.samples))))
         if len(ahead) > AHEAD:
-            yield _here(ahead.popleft())
+            yield started_read(ahead.popleft())
     while ahead:
-        yield _here(ahead.popleft())
+        yield started_read(ahead.popleft())
 
 
-def _here(pending: Pending) -> Pending:
+def started_read(pending: Pending) -> Pending:
     pending.wait()
     return pending

@@ -4,17 +4,79 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from solar.cli import words
 from solar.cli.cost import advice, costs_in_words
-from solar.cli.paint import Paint
-from solar.cli.stored import how_stored
-from solar.io.layout.packing import packed
-from solar.io.machine import figures
-from solar.values import Layout
+from solar.cli.words import Paint
+from solar.io.codec.codec import FILTER, OUR_FILTER
+from solar.io.hdf5.packing import packing_text
+from solar.io.system import quantities
+from solar.values import Filter, Layout
+
+WAYS = 3  # of storing a dataset that are told
+FILES_NAMED = 3  # that hold the values of a dataset
+
+
+def how_stored(layout: Layout) -> str:
+    """One line; empty where nothing of it can be read."""
+    if layout.reader == "none":
+        return ""
+    if len(layout.dataset_file):
+        return f"{layout.storage}: {_from_others(layout)}"
+    if len(layout.forms) > 1:
+        return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
+    form = layout.forms[0] if layout.forms else None
+    if form is None or not form.chunk[0] or layout.storage != "chunked":
+        return layout.storage
+    chunks = quantities.count(len(layout.chunk_offset), "chunk")
+    parts = [f"{chunks} of {words.times(form.chunk)}", words.INDEXES.get(layout.index, layout.index)]
+    if form.filters:
+        pipeline = " + ".join(map(_filter_name, form.filters))
+        parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
+    return " · ".join(parts)
+
+
+def _from_others(layout: Layout) -> str:
+    """How many files hold the samples, where these are other datasets's or raw files, and with which filters."""
+    filled = np.diff(layout.part_chunks) > 0
+    samples = np.diff(layout.part_first)
+    numbers = np.unique(layout.part_file[filled])
+    files, named = len(numbers), [words.printable(layout.paths[number]) for number in numbers[:FILES_NAMED].tolist()]
+    many = quantities.count(int(samples[filled].sum()), "sample")
+    names = ", ".join(named) + (f" and {files - len(named)} more" if files > len(named) else "")
+    parts = [f"{many} from {quantities.count(files, 'file')}, read natively: {names}"]
+    if missing := int(samples[~filled].sum()):
+        parts.append(f"{quantities.count(missing, 'sample')} that nothing holds, of the fill value")
+    filters = dict.fromkeys(" + ".join(map(_filter_name, form.filters)) for form in layout.forms if form.filters)
+    return " · ".join([*parts, *filters])
+
+
+def ways(files: list[str], layouts: dict[str, Layout]) -> int:
+    """In how many ways the files store what they have; 0 of one file, or where that is not known."""
+    forms = [one.part_form.tolist() for one in layouts.values() if len(one.part_form) == len(files)]
+    return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
+
+
+def _numbered(layout: Layout) -> Iterator[str]:
+    """In how many files a dataset is stored how; of many ways the commonest."""
+    parts = Counter(layout.part_form.tolist()).most_common()
+    for number, count in parts[:WAYS]:
+        form = layout.forms[number]
+        how = f"chunks of {words.times(form.chunk)}" if form.chunk and form.chunk[0] else "without chunks"
+        filters = " + ".join(map(_filter_name, form.filters))
+        yield f"{quantities.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
+    if len(parts) > WAYS:
+        yield "…"
+
+
+def _filter_name(one: Filter) -> str:
+    return OUR_FILTER if one.id == FILTER else words.filter_name(one)
+
 
 WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
 DEEPEST = 50  # levels of the tree; what lies deeper keeps the rest of its path as its name
@@ -47,7 +109,7 @@ class Show:
 
 def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], show: Show) -> Iterator[str]:
     """The lines, in colours and signs of the output."""
-    tree = _tree(layouts, aliases, show.folder)
+    tree = tree_of(layouts, aliases, show.folder)
     if not show.everything:
         tree = _folded(tree)
     left = 0
@@ -57,10 +119,10 @@ def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, s
         else:
             left += 1
     if left:
-        yield show.paint.signs(f"… and {figures.count(left, 'line')} more: --all shows them")
+        yield show.paint.signs(f"… and {quantities.count(left, 'line')} more: --all shows them")
 
 
-def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> TreeGroup:
+def tree_of(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> TreeGroup:
     root = TreeGroup()
     for name, layout in layouts.items():
         group, leaf = _parent(root, name)
@@ -69,7 +131,7 @@ def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]],
         group, leaf = _parent(root, name)
         linked = group.members.setdefault(leaf + "/", TreeGroup())
         assert isinstance(linked, TreeGroup)
-        linked.link = f"{_near(file, folder)}:{path}" if file else path
+        linked.link = f"{relative_to(file, folder)}:{path}" if file else path
     return root
 
 
@@ -83,7 +145,7 @@ def _parent(root: TreeGroup, name: str) -> tuple[TreeGroup, str]:
     return root, leaf
 
 
-def _near(file: str, folder: str) -> str:
+def relative_to(file: str, folder: str) -> str:
     return file.removeprefix(folder.rstrip("/") + "/")
 
 
@@ -139,7 +201,11 @@ def _merged(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
 def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
     """The lines of a group's members."""
     paint = show.paint
-    rows = {name: _facts(name, member) for name, member in group.members.items() if not isinstance(member, TreeGroup)}
+    rows = {
+        name: columns_of_line(name, member)
+        for name, member in group.members.items()
+        if not isinstance(member, TreeGroup)
+    }
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     for position, (name, member) in enumerate(group.members.items()):
         last = position == len(group.members) - 1
@@ -153,15 +219,25 @@ def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
         reader = paint(READER_COLOURS[one.reader], one.reader) + padded[len(one.reader) :]
         told = show.in_detail or _worth_words(one)
         why = "" if told or not one.reason else paint("dim", words.printable(f"({one.reason})"))
-        line = [paint("bold", label), *facts, reader, _stored(member), _packed(one, show), _link(member, show), why]
+        line = [
+            paint("bold", label),
+            *facts,
+            reader,
+            stored_text(member),
+            packed_text(one, show),
+            _link(member, show),
+            why,
+        ]
         yield paint("dim", indent + stem) + "  ".join(part for part in line if part).rstrip()
         if told:
-            yield from _words(one, paint("dim", indent + under), len(indent) + 3, paint)
+            yield from advice_lines(one, paint("dim", indent + under), len(indent) + 3, paint)
 
 
 def _group_line(name: str, group: TreeGroup, paint: Paint) -> str:
     alike = (
-        f"  {paint('dim', figures.count(group.alike, 'group') + ' alike')}" if " … " in name and group.alike > 1 else ""
+        f"  {paint('dim', quantities.count(group.alike, 'group') + ' alike')}"
+        if " … " in name and group.alike > 1
+        else ""
     )
     link = f"  {paint('dim', '→ ' + words.printable(group.link))}" if group.link else ""
     return paint("cyan", words.printable(name)) + link + alike
@@ -172,25 +248,25 @@ def _worth_words(layout: Layout) -> bool:
     return layout.reader == "none" or slow or (layout.samples > 1 and layout.nbytes >= WORTH_WORDS)
 
 
-def _facts(name: str, datasets: Datasets) -> list[str]:
+def columns_of_line(name: str, datasets: Datasets) -> list[str]:
     """What stands in columns: name, shape, type, size, and by whom it is read."""
     one = datasets[0]
     lengths = sorted({layout.samples for layout in datasets})
     axes = [str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}–{lengths[-1]}", *map(str, one.shape[1:])]
     shape = " × ".join(axes) if one.shape else ("scalar" if one.reader != "none" else "")
     known = one.dtype.itemsize and not one.dtype.hasobject
-    nbytes = figures.size(sum(layout.nbytes for layout in datasets)) if known else ""
+    nbytes = quantities.size(sum(layout.nbytes for layout in datasets)) if known else ""
     return [words.printable(name), shape, words.kind(one.dtype), nbytes, one.reader]
 
 
-def _stored(datasets: Datasets) -> str:
+def stored_text(datasets: Datasets) -> str:
     how = {how_stored(layout) for layout in datasets}
     text = how.pop() if len(how) == 1 else datasets[0].storage
     return text if len(datasets) == 1 else f"{text} · {len(datasets):,} alike".removeprefix(" · ")
 
 
-def _packed(layout: Layout, show: Show) -> str:
-    said = packed(layout, show.headers.get(layout.name))
+def packed_text(layout: Layout, show: Show) -> str:
+    said = packing_text(layout, show.headers.get(layout.name))
     return f"· packed: {said}" if said else ""
 
 
@@ -198,12 +274,12 @@ def _link(datasets: Datasets, show: Show) -> str:
     one = datasets[0]
     if not one.names:
         return ""
-    to = f"{_near(one.paths[0], show.folder)}:{one.names[0]}" if one.asked else one.names[0]
+    to = f"{relative_to(one.paths[0], show.folder)}:{one.names[0]}" if one.asked else one.names[0]
     more = " …" if len(one.names) > 1 or len(datasets) > 1 else ""
     return show.paint("dim", f"→ {words.printable(to)}{more}")
 
 
-def _words(layout: Layout, margin: str, used: int, paint: Paint) -> Iterator[str]:
+def advice_lines(layout: Layout, margin: str, used: int, paint: Paint) -> Iterator[str]:
     width = max(40, paint.width - used - 2)
     text = words.printable(costs_in_words(layout))
     for line in textwrap.wrap(text, width):

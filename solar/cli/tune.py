@@ -15,19 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from solar.cli import quantities, words
-from solar.cli.cost import is_ours
-from solar.cli.nearby import nearby
-from solar.cli.progress import Become, counted, doing, progress_by
+from solar.cli import argument_types, words
+from solar.cli.cost import is_compressed
+from solar.cli.progress_bar import Become, counted, doing, nearby, progress_by
 from solar.errors import PlanError
-from solar.io.compress.codec import Codec
-from solar.io.compress.exact import rounded_down
-from solar.io.layout.hdf5 import inspect
-from solar.io.libhdf5.opening import look, opened
+from solar.io.codec.codec import Codec, rounded_down
+from solar.io.hdf5.layouts import inspect
+from solar.io.hdf5.opening import look, open_file_checked
 from solar.values import is_url
 
 if TYPE_CHECKING:  # torch takes its time: run() imports it
-    from solar.torch.tuning.tune import Rung, Training, Tuned
+    from solar.training.bound_search import Rung, Training, Tuned
 
 DETAILS = """\
   solar tune scan.h5 --model mymodel:build --loss mse --input entry/data/counts --target entry/truth/phase
@@ -64,28 +62,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--target", metavar="NAME", nargs="+", default=[], help="fields that stay as they are")
     model.add_argument("--weights", metavar="FILE", help="a state_dict to begin with, as torch.save wrote it")
     model.add_argument("--steps", metavar="K", type=_steps, default=300, help="also after K steps of Adam (300; 0: no)")
-    model.add_argument("--rate", metavar="R", type=_above_zero, default=1e-3, help="the learning rate of those (1e-3)")
-    model.add_argument("--batch-size", metavar="B", type=quantities.count, default=32, help="samples of a batch (32)")
+    model.add_argument(
+        "--rate", metavar="R", type=parse_above_zero, default=1e-3, help="the learning rate of those (1e-3)"
+    )
+    model.add_argument(
+        "--batch-size", metavar="B", type=argument_types.count_argument, default=32, help="samples of a batch (32)"
+    )
     model.add_argument("--device", default="cpu", help="where the model runs (cpu)")
     how = parser.add_argument_group("the measurement")
-    how.add_argument("--batches", metavar="N", type=quantities.count, help="that are compared (16, or what there is)")
     how.add_argument(
-        "--fraction", metavar="F", type=_above_zero, default=0.1, help="of the noise that may change (0.1)"
+        "--batches", metavar="N", type=argument_types.count_argument, help="that are compared (16, or what there is)"
+    )
+    how.add_argument(
+        "--fraction", metavar="F", type=parse_above_zero, default=0.1, help="of the noise that may change (0.1)"
     )
     ladder = how.add_mutually_exclusive_group()
     ladder.add_argument("--rel", metavar="E,...", type=_ladder, help="the bounds, as shares of the range (1e-5 to 0.1)")
     ladder.add_argument("--abs", metavar="E,...", type=_ladder, help="the bounds, in the unit of the unpacked values")
     how.add_argument("--stored", action="store_true", help="bounds of packed fields are of the numbers as stored")
-    how.add_argument("--seed", metavar="S", type=quantities.seed, default=0, help="of weights, batches and dropout (0)")
+    how.add_argument(
+        "--seed", metavar="S", type=argument_types.seed, default=0, help="of weights, batches and dropout (0)"
+    )
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
 
 
 def _steps(text: str) -> int:
-    return 0 if text == "0" else quantities.count(text)
+    return 0 if text == "0" else argument_types.count_argument(text)
 
 
-def _above_zero(text: str) -> float:
+def parse_above_zero(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -96,27 +102,31 @@ def _above_zero(text: str) -> float:
 
 
 def _ladder(text: str) -> list[float]:
-    return sorted({_above_zero(part.strip()) for part in text.split(",")})
+    return sorted({parse_above_zero(part.strip()) for part in text.split(",")})
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from solar.torch.tuning import tune  # here: torch takes a second to import, which --help should not
+    from solar.training import bound_search
 
     with nearby(arguments.file, arguments.quiet or arguments.json) as path, _this_folder_importable():
-        fields = _fields([*arguments.input, *arguments.target])
+        fields = keys_and_paths([*arguments.input, *arguments.target])
         keys = [*fields]
         inputs, targets = keys[: len(arguments.input)], keys[len(arguments.input) :]
-        model = tune.made(_found("--model", arguments.model), arguments.model, arguments.weights, arguments.seed)
-        if arguments.loss in tune.LOSSES:
-            loss = tune.compared(arguments.loss, inputs, targets)
+        model = bound_search.made(
+            _found("--model", arguments.model), arguments.model, arguments.weights, arguments.seed
+        )
+        if arguments.loss in bound_search.LOSSES:
+            loss = bound_search.loss_of(arguments.loss, inputs, targets)
         elif ":" in arguments.loss:
             loss = _found("--loss", arguments.loss)
         else:
-            raise PlanError(f"there is no --loss {arguments.loss!r}, only {', '.join(tune.LOSSES)}, or MODULE:LOSS")
-        task = tune.Training(
+            raise PlanError(
+                f"there is no --loss {arguments.loss!r}, only {', '.join(bound_search.LOSSES)}, or MODULE:LOSS"
+            )
+        task = bound_search.Training(
             path, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
         )
-        again = [fields[name] for name in inputs if is_ours(inspect(path, fields[name]))]
+        again = [fields[name] for name in inputs if is_compressed(inspect(path, fields[name]))]
         if again:
             text = f"{arguments.file}: solar compressed {', '.join(again)} already: {ALREADY}"
             print(f"solar: {words.printable(text)}", file=sys.stderr)
@@ -132,28 +142,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, become: Become) -> Iterator[Tuned]:
-    from solar.torch.tuning import tune  # as above
-    from solar.torch.tuning.as_stored import AsStored
+    from solar.training import bound_search
+    from solar.training.as_stored import AsStored
 
     kind, bounds = "abs" if arguments.abs else "rel", arguments.abs or arguments.rel or LADDER
     asked = [Codec("lossless"), *(Codec(kind, bound, stored=arguments.stored) for bound in bounds)]
     threads = len(os.sched_getaffinity(0))
-    tune.check(task, arguments.batches)
+    bound_search.check_task(task, arguments.batches)
     look(Path(task.path))
-    with opened(Path(task.path)) as file, ThreadPoolExecutor(threads, "solar-tune") as pool:
+    with open_file_checked(Path(task.path)) as file, ThreadPoolExecutor(threads, "solar-tune") as pool:
         named = "as given" if arguments.weights else "at first"
-        states = tune.states_of(task, arguments.steps, arguments.rate, named, counted(become, "training", "steps"))
+        states = bound_search.training_states(
+            task, arguments.steps, arguments.rate, named, counted(become, "training", "steps")
+        )
         for name in inputs:
             how: dict[str, Any] = {"pool": pool, "threads": threads, "told": progress_by(become)}
             source = AsStored(task.path, file, task.fields[name], asked, **how)
             told = counted(become, f"taking gradients for {len(asked)} bounds on {name}", "batches")
-            yield tune.measure(task, states, name, source, asked, arguments.batches, told)
+            yield bound_search.measure(task, states, name, source, asked, arguments.batches, told)
 
 
 # --- what is asked ----
 
 
-def _fields(names: list[str]) -> dict[str, str]:
+def keys_and_paths(names: list[str]) -> dict[str, str]:
     """Each field's key in a batch, and its path."""
     fields: dict[str, str] = {}
     for name in names:
@@ -207,14 +219,14 @@ def _recommended(tuned: Tuned, fraction: float) -> Rung:
     return exact if tuned.whole and found.effort.ratio < HARDLY_SMALLER * exact.effort.ratio else found
 
 
-def _setting(codec: Codec) -> str:
+def bound_text(codec: Codec) -> str:
     stored = ",stored" if codec.stored else ""
     return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}{stored}"
 
 
 def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
     path = Path(arguments.file.rpartition("/")[2] if is_url(arguments.file) else arguments.file)
-    said = ",".join(f"{one.part.name[1:]}:{_setting(_recommended(one, arguments.fraction).asked)}" for one in found)
+    said = ",".join(f"{one.part.name[1:]}:{bound_text(_recommended(one, arguments.fraction).asked)}" for one in found)
     target = path.with_name(f"{path.stem}-small{path.suffix}")
     return shlex.join(["solar", "compress", arguments.file, str(target), "--field", said])
 
@@ -243,7 +255,7 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
         ],
         "rungs": [
             {
-                "setting": _setting(rung.asked),
+                "setting": bound_text(rung.asked),
                 "bound": rung.bound,
                 "ratio": rung.effort.ratio,
                 "decode": rung.effort.decode,
@@ -254,7 +266,7 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
             for rung in tuned.rungs
         ],
         "ignored": tuned.ignored,
-        "recommended": _setting(_recommended(tuned, fraction).asked),
+        "recommended": bound_text(_recommended(tuned, fraction).asked),
     }
 
 
@@ -267,28 +279,28 @@ def as_text(arguments: argparse.Namespace, found: list[Tuned], command: str) -> 
     for one in found:
         batches = f"{one.batches} batches of {arguments.batch_size}, seed {arguments.seed}"
         yield f"{words.printable(one.part.name)}  {words.times(one.part.shape)} {one.part.dtype.name}; {batches}"
-        yield from _table(one)
-        yield from _remarks(one, arguments)
+        yield from bound_table(one)
+        yield from tuning_remarks(one, arguments)
         yield ""
     if len(found) > 1:
         yield "Each field was changed alone: with all of them compressed, their changes add up."
     yield words.printable(command)
 
 
-def _table(tuned: Tuned) -> Iterator[str]:
+def bound_table(tuned: Tuned) -> Iterator[str]:
     head = ["", "bound", "ratio", "decode", "off by"]
     rows = [head + (["of sigma"] if tuned.sigma else []) + tuned.states]
     for rung in tuned.rungs:
         off, sigma = rung.effort.off, tuned.sigma
         rows.append(
             [
-                _setting(rung.asked),
+                bound_text(rung.asked),
                 f"{rung.bound:.3g}" if rung.bound else "",
                 f"{rung.effort.ratio:.1f}",
                 f"{rung.effort.decode / 1e9:.1f} GB/s",
                 f"{off * tuned.unit:.3g}" if off else "nothing",
-                *([_percent(off / sigma)] if sigma else []),
-                *map(_percent, tuned.shares(rung.changes)),
+                *([percent_of_noise(off / sigma)] if sigma else []),
+                *map(percent_of_noise, tuned.shares(rung.changes)),
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -297,30 +309,31 @@ def _table(tuned: Tuned) -> Iterator[str]:
         yield "  ".join(["  " + first.ljust(widths[0]), *columns]).rstrip()
 
 
-def _percent(share: float) -> str:
+def percent_of_noise(share: float) -> str:
     if math.isinf(share):
         return "no end"
     return "0" if share == 0 else f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:,.0f} %"
 
 
-def _remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
+def tuning_remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     for name, noise in zip(tuned.states, tuned.noises, strict=True):
         yield (
-            f"  {name}: the gradient of a batch is off the mean of all by {noise.size:.3g} (± {_percent(noise.error)})"
+            f"  {name}: the gradient of a batch is off the mean of all by {noise.size:.3g} "
+            f"(± {percent_of_noise(noise.error)})"
             f"; that mean is {noise.mean:.3g} long"
         )
     yield "  last columns: by how much compressed inputs change it, in % of what it is off the mean"
     of = tuned.rungs[-1].asked.unit_name(tuned.part.unit)
     yield f"  off by: root mean square error of the values{f'; it and the bound are of the {of}' if of else ''}"
     if tuned.sigma:
-        said = " and ".join(_percent(share) for share in tuned.shares(tuned.anew or []))
+        said = " and ".join(percent_of_noise(share) for share in tuned.shares(tuned.anew or []))
         yield f"  counts have Poisson noise: sigma is {tuned.sigma * tuned.unit:.3g} as a root mean square"
         yield f"  the same measurement once more would change it by {said}"
-    yield from _verdict(tuned, arguments.fraction)
-    yield from _shared(tuned, arguments)
+    yield from judge_bounds(tuned, arguments.fraction)
+    yield from shared_error(tuned, arguments)
 
 
-def _verdict(tuned: Tuned, fraction: float) -> Iterator[str]:
+def judge_bounds(tuned: Tuned, fraction: float) -> Iterator[str]:
     passed, said = tuned.chosen(fraction), _recommended(tuned, fraction)
     if tuned.ignored:
         yield "  the model ignores this input: no bound changes its gradients, so that any is fine, and none is tested"
@@ -329,23 +342,25 @@ def _verdict(tuned: Tuned, fraction: float) -> Iterator[str]:
     elif said is not passed:
         yield (
             f"  recommended: lossless. These are whole numbers, exact at {said.effort.ratio:.1f}:1; "
-            f"{_setting(passed.asked)} would be {passed.effort.ratio:.1f}:1"
+            f"{bound_text(passed.asked)} would be {passed.effort.ratio:.1f}:1"
         )
     elif passed is tuned.rungs[0]:
-        yield f"  recommended: lossless. Every bound changes them by more than {_percent(fraction)}: try smaller ones"
+        most = percent_of_noise(fraction)
+        yield f"  recommended: lossless. Every bound changes them by more than {most}: try smaller ones"
     else:
         more = "; larger ones may do, too" if passed is tuned.rungs[-1] and not tuned.ignored else ""
-        yield f"  recommended: {_setting(passed.asked)}, the last to change them by at most {_percent(fraction)}{more}"
+        most = percent_of_noise(fraction)
+        yield f"  recommended: {bound_text(passed.asked)}, the last to change them by at most {most}{more}"
         if tuned.whole:
             yield f"  these are whole numbers: lossless is {tuned.rungs[0].effort.ratio:.1f}:1 already"
 
 
-def _shared(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
+def shared_error(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     """Whether what does not average out is more than what so many samples leave open anyway."""
     shared = max(tuned.shared(_recommended(tuned, arguments.fraction)))
     left_open = math.sqrt(arguments.batch_size / tuned.samples)
     if shared > left_open:
         yield (
-            f"  beware: a change of {_percent(shared)} is the same in all batches, and does not average out; "
-            f"so few samples ({tuned.samples:,}) leave {_percent(left_open)} uncertain in any case"
+            f"  beware: a change of {percent_of_noise(shared)} is the same in all batches, and does not average out; "
+            f"so few samples ({tuned.samples:,}) leave {percent_of_noise(left_open)} uncertain in any case"
         )

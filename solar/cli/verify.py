@@ -11,14 +11,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from solar.cli import quantities, words
-from solar.cli.nearby import nearby
-from solar.cli.progress import ended_in_order, shown
+from solar.cli import argument_types, words
+from solar.cli.progress_bar import ended_in_order, nearby, shown
 from solar.errors import PlanError
-from solar.io.compress.check import Checked
-from solar.io.compress.verify import Kept, Verified, store_result, verify
-from solar.io.far.place import public
-from solar.io.machine.figures import count, size
+from solar.io.codec.verify import Checked, Kept, Verified, store_result, verify
+from solar.io.remote.location import public
+from solar.io.system.quantities import count, size
 from solar.values import is_url
 
 DETAILS = """\
@@ -44,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="IN", help="the original, or, alone, the file to be checked; or its URL")
     add("target", metavar="OUT", nargs="?", help="the compressed file")
     add("--no-store", action="store_true", help="leaves OUT as it is")
-    add("--threads", metavar="N", type=quantities.count, help="that decode (as many as there are processors)")
+    add(
+        "--threads",
+        metavar="N",
+        type=argument_types.count_argument,
+        help="that decode (as many as there are processors)",
+    )
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
 
@@ -56,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as told:
         found = verify(source, arguments.target, threads=arguments.threads, told=told)
     if isinstance(found, Verified) and not arguments.no_store:
-        _store(arguments.target, found)
+        store_verdict(arguments.target, found)
     if arguments.json:
         print(json.dumps(as_json(found), indent=1))
     else:
@@ -65,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.holds else 1
 
 
-def _store(target: str, found: Verified) -> None:
+def store_verdict(target: str, found: Verified) -> None:
     try:
         store_result(target, found, datetime.now(UTC).isoformat(timespec="seconds"))
     except OSError as error:
@@ -84,7 +87,7 @@ def as_json(found: Verified | Checked) -> dict[str, Any]:
 def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterator[str]:
     """The lines for people."""
     if isinstance(found, Checked):
-        yield from _chunks(found, arguments.source)
+        yield from chunk_lines(found, arguments.source)
         return
     for field in found.fields:
         name = words.printable(field.name)
@@ -124,7 +127,7 @@ def _meanings(name: str, field: Kept) -> Iterator[str]:
         yield f"{name}  {count(field.crossed, 'value')} came back past a limit of what is valid, {advice}"
 
 
-def _chunks(found: Checked, path: str) -> Iterator[str]:
+def chunk_lines(found: Checked, path: str) -> Iterator[str]:
     for one in found.bad[:BAD_CHUNKS_SHOWN]:
         where = f"chunk {one.chunk:,} (from sample {one.sample:,}), {one.nbytes:,} bytes at {one.offset:,}"
         yield f"{words.printable(one.name)}  {where if one.chunk >= 0 else 'all of it'}: {words.printable(one.why)}"

@@ -1,16 +1,63 @@
-"""Types, filters and names in words that people read; figures: solar.io.machine.figures."""
+"""Text for people: colours, and types, filters and errors in words."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from solar.io.machine import figures
+from solar.io.system import quantities
 
-if TYPE_CHECKING:  # `solar --help` needs none of these
+if TYPE_CHECKING:
     import numpy as np
 
     from solar.values import Filter
+
+
+# Colours and signs, as far as the output has them.
+
+
+COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+SIGNS = (("│", "|"), ("├─", "|-"), ("└─", "`-"), ("×", "x"), ("·", "-"), ("→", "->"), ("…", "..."), ("–", "-"))
+
+
+class Paint:
+    """Colours and signs, as far as the output has them."""
+
+    def __init__(self, coloured: bool, unicode: bool, width: int) -> None:
+        self.coloured, self.unicode, self.width = coloured, unicode, width
+
+    @classmethod
+    def for_stdout(cls) -> Paint:
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        unicode = "utf" in encoding().lower()
+        return cls(coloured, unicode, min(shutil.get_terminal_size((120, 24)).columns, 140))
+
+    def __call__(self, colour: str, text: str) -> str:
+        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if self.coloured and text else text
+
+    def signs(self, text: str) -> str:
+        """The text, in ASCII where the output has no more."""
+        if self.unicode:
+            return text
+        for sign, plain in SIGNS:
+            text = text.replace(sign, plain)
+        return text.encode("ascii", "backslashreplace").decode()
+
+    def code(self, text: str) -> str:
+        """A line of Python that says the same, in ASCII where the output has no more: no name in it is changed."""
+        return text if self.unicode else text.encode("ascii", "backslashreplace").decode()
+
+
+def encoding() -> str:
+    """What the output can say."""
+    return sys.stdout.encoding or ""
+
+
+# Types, filters and names in words that people read; figures: solar.io.system.quantities.
+
 
 INDEXES = {
     "btree1": "B-tree",
@@ -24,7 +71,7 @@ INDEXES = {
 
 def files(paths: Sequence[str]) -> str:
     """How many files, and the first of them."""
-    return paths[0] if len(paths) == 1 else f"{figures.count(len(paths), 'file')}, the first is {paths[0]}"
+    return paths[0] if len(paths) == 1 else f"{quantities.count(len(paths), 'file')}, the first is {paths[0]}"
 
 
 def times(shape: Iterable[int]) -> str:
@@ -72,7 +119,7 @@ def ratio(raw: int, stored: int) -> str:
     return f"{raw / stored:.1f}:1" if stored else ""
 
 
-def said(error: Exception) -> str:
+def error_text_of(error: Exception) -> str:
     """An error's text for people: what the system says stands behind the file that it says it of."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return printable(f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}")

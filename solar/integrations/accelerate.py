@@ -22,8 +22,8 @@ from accelerate.utils import DistributedType, broadcast_object_list, send_to_dev
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from solar.errors import PlanError
-from solar.torch.loader import DataLoader
-from solar.torch.samplers import PlanBatchSampler, PlanSampler
+from solar.loader.loader import DataLoader
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 
 log = logging.getLogger("solar")
 
@@ -40,8 +40,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, device_placement: bool
     """
     if isinstance(loader, PreparedLoader):
         return loader
-    _refuse(accelerator, loader)
-    rank, ranks = _place(accelerator)
+    refuse_loader(accelerator, loader)
+    rank, ranks = data_parallel_rank(accelerator)
     shard = _shard(accelerator, loader, rank, ranks)
     generator = _shared_generator(accelerator, loader) if isinstance(shard, BatchSamplerShard) else None
     kinds = [kind for kind in accelerator.rng_types or [] if generator is not None or kind != "generator"]
@@ -241,7 +241,7 @@ def remade(kind: type[DataLoader[Any]], loader: Any, **changes: Any) -> DataLoad
     return kind(**options)
 
 
-def _refuse(accelerator: Any, loader: Any) -> None:
+def refuse_loader(accelerator: Any, loader: Any) -> None:
     """Raises for what only Accelerate's own loaders do, and says so."""
     ours = "accelerator.prepare(loader) does, with torch's loader in place of solar's"
     if not isinstance(loader, DataLoader):
@@ -258,7 +258,7 @@ def _refuse(accelerator: Any, loader: Any) -> None:
         )
 
 
-def _place(accelerator: Any) -> tuple[int, int]:
+def data_parallel_rank(accelerator: Any) -> tuple[int, int]:
     """This process's data-parallel rank, and how many there are: a tensor- or context-parallel group reads alike."""
     mesh: Any = getattr(accelerator, "torch_device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None) or ()

@@ -17,8 +17,8 @@ import torch
 from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType, FormatType, Shuffle, StorageType
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 
+from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import LayoutError
-from solar.torch import DataLoader, H5Dataset, PlanSampler
 
 RECORDS = "records"  # the dataset in which DLIO's generator puts the samples, and all that its own reader reads
 

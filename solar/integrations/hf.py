@@ -15,9 +15,9 @@ from typing import Any
 
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
 
+from solar import DataLoader
 from solar.integrations.accelerate import PreparedLoader, remade
-from solar.torch import DataLoader
-from solar.torch.samplers import PlanSampler
+from solar.samplers.samplers import PlanSampler
 
 
 class TrainerMixin:

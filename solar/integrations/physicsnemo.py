@@ -20,9 +20,9 @@ import torch
 from physicsnemo.datapipes.readers.base import Reader
 from physicsnemo.datapipes.registry import register
 
+from solar import H5Dataset
 from solar.errors import LayoutError
-from solar.io.layout.hdf5 import inspect
-from solar.torch import H5Dataset
+from solar.io.hdf5.layouts import inspect
 
 log = logging.getLogger("solar")
 

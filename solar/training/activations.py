@@ -1,4 +1,4 @@
-"""What a model keeps for its backward pass, in fewer bytes."""
+"""compressed_activations: keeps what a model needs for its backward pass in fewer bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from solar.training.chosen import COARSER, Choice
-from solar.training.packed import Each, PackedTensor, ShapeAlone, SignsAlone, dense, has_boxes
+from solar.training.bounds import COARSER, Choice
+from solar.training.packed_tensor import Each, PackedTensor, ShapeAlone, SignsAlone, dense_tensor, has_boxes
 
 SMALL = 4096  # numbers; tensors that have fewer are left alone
 OF_THE_REST = 1.0  # bound of what `frequency` keeps beside the means, of its root mean square: some two bits
@@ -89,7 +89,7 @@ def compressed_activations(
         raise ValueError(f'bound {given}: give "auto", or bounds by the names of layers: {{"conv1": 1e-3}}{every}')
     if not _is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}: it is a share of the gradient's noise, above 0 and at most 1")
-    return _compressed(bound, method, fraction)
+    return compress_saved(bound, method, fraction)
 
 
 def _is_number(value: Any) -> bool:
@@ -97,7 +97,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def _compressed(bound: str | Mapping[str, float], method: str, fraction: float) -> Iterator[KeptActivations]:
+def compress_saved(bound: str | Mapping[str, float], method: str, fraction: float) -> Iterator[KeptActivations]:
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
         packer = _Packer(bound, method == "frequency", fraction, pool.map if threads > 1 else map)
@@ -180,7 +180,7 @@ class _Packer:
                 return  # a loss
             if module is not self._model:
                 self._begin(module)
-            self._inputs = set(_places(given))
+            self._inputs = set(tensor_places(given))
             self._looks = self._choice is not None and torch.is_grad_enabled() and self._choice.begin()
         self._running.append(module)
 
@@ -240,7 +240,7 @@ class _Packer:
                 left = _Left(x)
                 self._count(left, plain.nbytes, plain.nbytes)
                 return left
-            plain = dense(plain)
+            plain = dense_tensor(plain)
             return _Saved(self._block(plain, pack), plain)
 
     def _how(self, x: torch.Tensor) -> Callable[[torch.Tensor], ShapeAlone] | None:
@@ -314,11 +314,11 @@ def _is_parameter(x: torch.Tensor) -> bool:
     return whole.is_leaf and whole.requires_grad
 
 
-def _places(given: Any) -> Iterator[int]:
+def tensor_places(given: Any) -> Iterator[int]:
     """Where the tensors lie that a model is given."""
     if isinstance(given, torch.Tensor):
         if given.layout == torch.strided:
             yield given.untyped_storage().data_ptr()
     elif isinstance(given, (list, tuple, Mapping)):
         for one in given.values() if isinstance(given, Mapping) else given:
-            yield from _places(one)
+            yield from tensor_places(one)

@@ -1,4 +1,4 @@
-"""Gradients between ranks, in fewer bytes."""
+"""compressed_gradients: sends gradients between ranks in few bits."""
 
 from __future__ import annotations
 
@@ -109,23 +109,23 @@ class SentGradients:
             own.copy_(gradient.reshape(-1))
             if one in self._errors:
                 own.add_(self._errors[one])
-        sent = _encoded(rows, bits)
-        errors = (rows - _decoded(sent, bits)).nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would stay for ever
+        sent = encode_rows(rows, bits)
+        errors = (rows - decode_rows(sent, bits)).nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would stay for ever
         for (one, _), part in zip(layers, torch.split_with_sizes(errors, sizes), strict=False):
             self._errors[one] = part.view(-1)[: one.numel()].clone()
 
         found = torch.empty_like(sent)
         dist.all_to_all_single(found, sent, group=self._group)
-        mean = _decoded(found, bits).view(self._ranks, share, SCALED).mean(0)
+        mean = decode_rows(found, bits).view(self._ranks, share, SCALED).mean(0)
         before = self._mean_errors.get((bucket, bits))
         if before is not None and before.shape == mean.shape:  # else DDP has made its buckets anew
             mean += before
-        told = _encoded(mean, bits)
-        self._mean_errors[bucket, bits] = (mean - _decoded(told, bits)).nan_to_num_(0.0, 0.0, 0.0)
+        told = encode_rows(mean, bits)
+        self._mean_errors[bucket, bits] = (mean - decode_rows(told, bits)).nan_to_num_(0.0, 0.0, 0.0)
         ALL_GATHER(sent, told, group=self._group)
         self.sent_nbytes += 2 * told.nbytes * (self._ranks - 1)
 
-        rows.copy_(_decoded(sent, bits))
+        rows.copy_(decode_rows(sent, bits))
         for (one, gradient), part in parts:
             gradient.copy_(part.view(-1)[: one.numel()].view_as(gradient))
             if self._auto:
@@ -147,7 +147,7 @@ class SentGradients:
         self._bits = dict(zip(order, bits.tolist(), strict=True))
 
 
-def _encoded(rows: Rows, bits: int) -> torch.Tensor:
+def encode_rows(rows: Rows, bits: int) -> torch.Tensor:
     """Bytes of rows, one row of bytes for each: its scale, and its numbers as multiples of that."""
     most = (1 << (bits - 1)) - 1
     scales = rows.abs().amax(1, keepdim=True) / most
@@ -157,7 +157,7 @@ def _encoded(rows: Rows, bits: int) -> torch.Tensor:
     return torch.cat([scales.view(torch.uint8), whole], 1)
 
 
-def _decoded(sent: torch.Tensor, bits: int) -> Rows:
+def decode_rows(sent: torch.Tensor, bits: int) -> Rows:
     scales, whole = sent[:, :4].contiguous().view(torch.float32), sent[:, 4:]
     if bits == FEW:
         halves = torch.stack([whole << 4, whole & 240], 2).view(len(sent), SCALED)

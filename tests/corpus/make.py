@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.filters import filter_values
-from solar.io.compress.codec import Codec
+from solar.io.codec.codec import Codec
 
 HERE = Path(__file__).parent
 FILTERS = (1, 2, 3, 5, 6, 32000, 32001, 32004, 32008, 32015, 32026, 333, 4)  # as fuzz_filters.cpp numbers them

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from solar.torch.batch.uneven import weighted_loss
+from solar.loader.uneven import weighted_loss
 from solar.training import compressed_gradients
 
 STEPS, STEP = 6, 12

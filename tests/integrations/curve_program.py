@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.torch.batch.uneven import weighted_loss
+from solar.loader.uneven import weighted_loss
 
 GLOBAL_BATCH = 24
 EPOCHS = 3

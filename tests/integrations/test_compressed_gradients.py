@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from solar.training import compressed_gradients
-from solar.training.gradients import SCALED, _decoded, _encoded
+from solar.training.gradients import SCALED, decode_rows, encode_rows
 
 PROGRAM = Path(__file__).with_name("compressed_program.py")
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot do distributed")
@@ -99,7 +99,7 @@ def test_other_bits_and_other_models_are_refused(ranks: list[dict[str, Any]]) ->
 def test_rows_are_off_by_half_a_step_of_their_own_at_most(bits: int) -> None:
     rows = torch.randn(7, SCALED, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 4)[:, None]
     rows[3] = 0
-    back = _decoded(_encoded(rows, bits), bits)
+    back = decode_rows(encode_rows(rows, bits), bits)
     step = rows.abs().amax(1, keepdim=True) / ((1 << (bits - 1)) - 1)
     assert ((back - rows).abs() <= step * (0.5 + 1e-5)).all()
-    assert torch.equal(_encoded(back, bits)[:, 4:], _encoded(rows, bits)[:, 4:])
+    assert torch.equal(encode_rows(back, bits)[:, 4:], encode_rows(rows, bits)[:, 4:])

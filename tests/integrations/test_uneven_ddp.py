@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from solar.torch.batch.uneven import weighted
+from solar.loader.uneven import weight_batch
 
 Told = dict[str, Any]
 
@@ -61,6 +61,6 @@ def test_accelerate_and_lightning_keep_the_weight_of_what_they_move(batch: Any) 
     operations = pytest.importorskip("accelerate.utils.operations")
     functions = pytest.importorskip("lightning.fabric.utilities.apply_func")
     for move in (operations.send_to_device, functions.move_data_to_device):
-        moved = move(weighted(batch, 0.75), torch.device("meta"))
+        moved = move(weight_batch(batch, 0.75), torch.device("meta"))
         assert isinstance(moved, type(batch))
         assert moved.weight == 0.75

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from solar.torch.batch.uneven import WeightedAverage, weighted, weighted_loss
+from solar.loader.uneven import WeightedAverage, weight_batch, weighted_loss
 
 STEP = 12  # samples
 # Of each step how many samples each rank takes.
@@ -83,7 +83,7 @@ def plain(run: Run, batches: list[Any]) -> None:
 def shared(steps: list[torch.Tensor], shares: list[list[int]], rank: int) -> list[Any]:
     """This rank's batches, when the ranks take so many samples of each step, one after another."""
     parts = [step.split(share)[rank] for step, share in zip(steps, shares, strict=True)]
-    return [weighted({"rows": part}, len(part) * dist.get_world_size() / STEP) for part in parts]
+    return [weight_batch({"rows": part}, len(part) * dist.get_world_size() / STEP) for part in parts]
 
 
 def main() -> None:

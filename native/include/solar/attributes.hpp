@@ -15,7 +15,7 @@ namespace solar {
 struct Attribute {
   std::string name;
   std::string problem;              // not empty: it cannot be read, and why; what follows is unset
-  std::vector<std::byte> datatype;  // the message, decoded in io/layout/datatype.py
+  std::vector<std::byte> datatype;  // the message, decoded in io/hdf5/datatype.py
   std::uint64_t values = 0;         // how many there are; 0 of a null dataspace
   std::vector<std::byte> bytes;     // of all values, as stored; of text of variable length the text of the only one
 };

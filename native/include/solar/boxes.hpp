@@ -1,4 +1,4 @@
-// Samples that are boxes, cut out of volumes that lie in blocks: solar/boxes.py, for who reads them.
+// Samples that are boxes, cut out of volumes that lie in blocks: solar/samples/boxes.py, for who reads them.
 //
 // A value; any thread may use it. The rows of its Source are the blocks, one chunk each, and a part is a volume: its
 // blocks are in the order of their grid. A block at the end of a volume may reach beyond it.

@@ -1,4 +1,4 @@
-// Which rows samples are made of: solar/extents.py, for who carries plans out.
+// Which rows samples are made of: solar/samples/row_windows.py, for who carries plans out.
 //
 // A value: a few small arrays of its own. Any thread may use it.
 #pragma once

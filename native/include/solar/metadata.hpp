@@ -32,7 +32,7 @@ struct Dataset {
   bool null_space = false;
   std::vector<std::uint64_t> shape;    // empty for a scalar
   std::vector<std::uint64_t> maxshape; // ~0 = unlimited; empty: as shape
-  // The datatype message, decoded in io/layout/datatype.py; datasets of one committed type share it. Null with a problem.
+  // The datatype message, decoded in io/hdf5/datatype.py; datasets of one committed type share it. Null with a problem.
   std::shared_ptr<const std::vector<std::byte>> datatype;
   std::uint64_t itemsize = 0;
   Storage storage = Storage::contiguous;

@@ -1,7 +1,7 @@
 // A Stage keeps bytes of a remote file on a local disk. They are written when they are first read, and later read from
 // there.
 //
-// The stage file (io/FORMAT.md; solar.io.read.stage makes it) has the bytes at their own offsets, and behind them an
+// The stage file (io/FORMAT.md; solar.io.reading.stage makes it) has the bytes at their own offsets, and behind them an
 // entry for each block: 0, or the checksum of its bytes. Entries are written after the bytes. A process compares an
 // entry with the bytes when it first reads the block, so it does not trust what a crash, a full disk or a bad disk left
 // incomplete. Several threads and processes may write the same block, because all write the same bytes.

@@ -33,7 +33,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, std::uint64_t scratch, Rece
       ring_(std::move(ring)),
       finished_(std::move(finished)),
       scratch_(scratch) {
-  // From afar more may be in flight than a ring takes: what fetches says how many are (solar/io/far/fetch.py).
+  // From afar more may be in flight than a ring takes: what fetches says how many are (solar/io/remote/fetch.py).
   requests_.resize(std::max<std::size_t>(ring_ ? ring_->entries() : 1, from_afar * depth));
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());

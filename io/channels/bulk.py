@@ -1,0 +1,336 @@
+"""BulkChannel: arrays between ranks, in threads that wait for them; and broadcasts from rank 0.
+
+Nothing here knows what the bytes mean. An *errand* is a generator for one task: it yields the letters it waits for, or
+None to wait until its bell rings. With MPI one thread polls all errands, for blocking in MPI burns a core. gloo can
+only block, but that burns nothing, so there each errand has a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError, ReadError
+from solar.io.channels.alive import BURIAL
+from solar.io.channels.world import distributed_module, mpi_module
+from solar.io.system.waiting import polling, until, until_others
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Errand: TypeAlias = Generator[list[Any] | None, None, None]
+
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has done
+FOR_EVER = timedelta(days=365)  # for a letter: after gloo's own time limit all connections break
+TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
+NAME = "solar exchange"  # of the threads
+MOST_NUMBERS = 1 << 14  # every MPI has twice as many tags
+MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
+
+
+class Gone(Exception):
+    """The connection is broken. Raised in the errand that waits for it."""
+
+
+class BulkChannel(Protocol):
+    """Letters between all ranks. Those from one rank to another are received in the order in which they are sent."""
+
+    rank: int
+    ranks: int
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        """Begins to send. The bytes must stay as they are until this letter has been waited for."""
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        """Begins to receive as many bytes as there is room for."""
+
+    def run(self, errand: Errand) -> threading.Event:
+        """Begins an errand, in a thread that lives as long as it. Gives the bell that wakes it."""
+
+    def join(self, seconds: float) -> None:
+        """Waits for the threads whose errands are over: Python must not end while they still free letters."""
+
+    def slow_down(self) -> None:
+        """Looks less often: nobody is in a hurry for the rest."""
+
+    def free(self) -> None:
+        """Frees the communicator or group. No letter may be on its way."""
+
+
+def mail(by: str, check: Callable[[], None] = lambda: None) -> BulkChannel:
+    """New Mail among all ranks, by "mpi" or "torch". All ranks make it together.
+
+    `check` is called now and then while ranks arrive, and raises an error, for example if one is gone.
+    """
+    if by == "mpi":
+        mpi = mpi_module()
+        if mpi is None:
+            raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
+        return MpiBulkChannel(mpi, check)
+    distributed = distributed_module()
+    if distributed is None:
+        raise PlanError(
+            "samples were to be exchanged over torch.distributed, and it has no process group: call init_process_group"
+        )
+    return TorchBulkChannel(distributed, check)
+
+
+def numbered_mail(check: Callable[[], None] = lambda: None) -> Callable[[int], BulkChannel]:
+    """What makes Mail over MPI without all ranks coming together for it: that of one number is one on all of them.
+
+    All ranks call it together, once. A number may be used again when the Mail of that number is over.
+    """
+    mpi = mpi_module()
+    if mpi is None:
+        raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
+    first = MpiBulkChannel(mpi, check)
+    return lambda number: MpiBulkChannel(mpi, check, (first, 1 + number % MOST_NUMBERS))
+
+
+def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
+    """Whether the errand has more to do, and what it waits for now."""
+    try:
+        return True, next(errand) if error is None else errand.throw(error)
+    except StopIteration:
+        return False, None
+
+
+class MpiBulkChannel:
+    """Letters by a communicator of their own, or by another's, with another tag."""
+
+    def __init__(self, mpi: Any, check: Callable[[], None], beside: tuple[MpiBulkChannel, int] | None = None) -> None:
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise PlanError(
+                "MPI was initialised for one thread at a time, and samples are exchanged beside the training: leave "
+                'mpi4py.rc.thread_level at "multiple" and use an MPI that has it, or give exchange="read"'
+            )
+        self._mpi = mpi
+        self._own, self._tag = beside is None, MAIL_TAG
+        if beside is None:
+            self._communicator, request = mpi.COMM_WORLD.Idup()
+            until_others(polling(request.Test), "the exchange of samples over MPI", str, look=check)
+        else:
+            self._communicator, self._tag = beside[0]._communicator, beside[1]
+        self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
+        self._bell, self._lock = threading.Event(), threading.Lock()
+        self._begun: list[_Walk] = []  # that the thread has not yet seen
+        self._thread, self._goes_round = threading.Thread(target=self._go_round), False
+        self._longest = LONGEST
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        return self._started("Isend", letter, peer)
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        return self._started("Irecv", letter, peer)
+
+    def _started(self, verb: str, letter: Bytes, peer: int) -> Any:
+        if self._mpi.Is_finalized():  # what is called now would end the process
+            raise Gone("MPI was finalised")
+        try:
+            return getattr(self._communicator, verb)([letter, self._mpi.BYTE], peer, self._tag)
+        except self._mpi.Exception as error:
+            raise Gone(str(error)) from error
+
+    def run(self, errand: Errand) -> threading.Event:
+        with self._lock:
+            self._begun.append(_Walk(errand))
+            if not self._goes_round:
+                self._goes_round = True
+                self._thread = threading.Thread(target=self._go_round, name=NAME, daemon=True)
+                self._thread.start()
+        self._bell.set()
+        return self._bell
+
+    def _go_round(self) -> None:
+        walks: list[_Walk] = []
+        pause = SHORTEST
+        while True:
+            rung = self._bell.is_set()
+            self._bell.clear()  # before they look at what it rang for
+            with self._lock:
+                walks, self._begun = walks + self._begun, []
+                if not walks:
+                    self._goes_round = False
+                    return
+            moved = [self._advanced(walk, rung) for walk in walks]
+            walks = [walk for walk in walks if walk.goes_on]
+            if any(moved):
+                pause = SHORTEST
+            elif any(walk.letters for walk in walks):
+                time.sleep(pause)
+                pause = min(2 * pause, self._longest)
+            elif walks:
+                self._bell.wait()
+
+    def _advanced(self, walk: _Walk, rung: bool) -> bool:
+        error = None
+        if walk.letters:
+            try:
+                if self._mpi.Is_finalized():
+                    raise Gone("MPI was finalised")
+                if not self._mpi.Request.Testall(walk.letters):
+                    return False
+            except self._mpi.Exception as broken:
+                error = Gone(str(broken))
+            except Gone as gone:
+                error = gone
+        elif walk.begun and not rung:
+            return False
+        walk.begun = True
+        walk.goes_on, walk.letters = go_on(walk.errand, error)
+        return not walk.goes_on or bool(walk.letters)
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(seconds)
+
+    def slow_down(self) -> None:
+        self._longest = 50 * LONGEST
+
+    def free(self) -> None:
+        if self._own and not self._mpi.Is_finalized():
+            self._communicator.Free()
+
+
+class _Walk:
+    """An errand, and what it waits for."""
+
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+        self.begun, self.goes_on = False, True
+        self.letters: list[Any] | None = None
+
+
+class TorchBulkChannel:
+    """Letters by a gloo group of their own."""
+
+    def __init__(self, distributed: Any, check: Callable[[], None]) -> None:
+        self._distributed = distributed
+        self._tensor = sys.modules["torch"].from_numpy
+        self._threads: list[threading.Thread] = []
+        self._group = new_group(distributed, check)
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        return self._started(self._distributed.isend, _writable(letter), peer)
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        return self._started(self._distributed.irecv, letter, peer)
+
+    def _started(self, verb: Any, letter: Bytes, peer: int) -> Any:
+        try:
+            return verb(self._tensor(letter), peer, group=self._group, tag=MAIL_TAG)
+        except (RuntimeError, ValueError) as error:  # a broken connection; a group that the user has destroyed
+            raise Gone(str(error)) from error
+
+    def run(self, errand: Errand) -> threading.Event:
+        bell = threading.Event()
+        self._threads.append(threading.Thread(target=_walk, args=(errand, bell), name=NAME, daemon=True))
+        self._threads[-1].start()
+        return bell
+
+    def join(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def slow_down(self) -> None:
+        pass
+
+    def free(self) -> None:
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group(self._group)
+
+
+def new_group(distributed: Any, check: Callable[[], None]) -> Any:
+    """A new group of all ranks. It is made in a thread, for it waits for all of them and hears no Ctrl-C."""
+    made: list[Any] = []
+
+    def make() -> None:
+        try:
+            made.append(distributed.new_group(backend="gloo", timeout=TOGETHER))
+        except Exception as error:
+            made.append(error)
+
+    threading.Thread(target=make, name=NAME, daemon=True).start()
+    until_others(polling(lambda: made), "the exchange of samples over torch.distributed", str, look=check)
+    if isinstance(made[0], Exception):
+        until(polling(check), BURIAL)  # whose end it was may be seen to have ended only now
+        raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({made[0]})") from made[0]
+    return made[0]
+
+
+def _writable(letter: Bytes) -> Bytes:
+    """The same bytes: torch has no tensors that may only be read, and warns."""
+    if letter.flags.writeable or not len(letter):
+        return letter
+    address = letter.__array_interface__["data"][0]
+    alias: Any = (ctypes.c_uint8 * len(letter)).from_address(address)
+    alias.letter = letter  # which must not go while this is sent
+    return np.frombuffer(memoryview(alias), np.uint8)
+
+
+def _walk(errand: Errand, bell: threading.Event) -> None:
+    goes_on, error = True, None
+    while goes_on:
+        bell.clear()  # before it looks at what it rang for
+        goes_on, letters = go_on(errand, error)
+        error = None
+        if goes_on and letters is None:
+            bell.wait()
+        for letter in letters or ():
+            try:
+                letter.wait(FOR_EVER)
+            except RuntimeError as broken:
+                error = Gone(str(broken))
+
+
+# Broadcasts arrays from rank 0 to all ranks. Each rank passes on what it has while more arrives.
+
+
+CAST_PIECE = 4 << 20  # bytes that are passed on together
+CAST_PARTING = 5.0  # seconds for the thread to end, which has nothing left to do
+
+
+def cast(mail: BulkChannel, arrays: Sequence[NDArray[Any]], what: str) -> None:
+    """Fills these arrays, which have the same size on all ranks, with rank 0's. All ranks call it together.
+
+    Each rank sends to two others. So rank 0 sends everything twice, however many ranks there are.
+    """
+    pieces = [flat[at : at + CAST_PIECE] for flat in map(_bytes_of, arrays) for at in range(0, len(flat), CAST_PIECE)]
+    ended = threading.Event()
+    broken: list[Gone] = []
+    mail.run(_errand(mail, pieces, ended, broken))
+    until_others(ended.wait, f"{what} of rank {mail.rank} of {mail.ranks}", str)
+    mail.join(CAST_PARTING)
+    if broken:
+        raise PlanError(f"rank {mail.rank} of {mail.ranks} lost the others while {what} was sent to it: {broken[0]}")
+
+
+def _bytes_of(array: NDArray[Any]) -> Bytes:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _errand(mail: BulkChannel, pieces: list[Bytes], ended: threading.Event, broken: list[Gone]) -> Errand:
+    children = [rank for rank in (2 * mail.rank + 1, 2 * mail.rank + 2) if rank < mail.ranks]
+    coming: list[Any] = []
+    leaving: list[Any] = []
+    try:
+        if mail.rank:
+            coming = [mail.receive((mail.rank - 1) // 2, piece) for piece in pieces]
+        for number, piece in enumerate(pieces):
+            if mail.rank:
+                yield [coming[number]]
+            leaving += [mail.send(child, piece) for child in children]
+        if leaving:
+            yield leaving
+    except Gone as gone:
+        broken.append(gone)
+    finally:
+        ended.set()

@@ -1,0 +1,208 @@
+"""The shared memory of the processes of a node. One process makes it and passes it on; no file is involved."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from solar import _native
+from solar.errors import PlanError, ReadError
+from solar.io.system.waiting import GLANCE, SAID_AFTER, polling, until
+
+log = logging.getLogger("solar")
+
+HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
+
+HELLO = struct.Struct("<32sQQ32s")  # proof of the door, place, bytes of memory, digest of the names
+PEER = struct.Struct("iII")  # pid, uid, gid
+ANSWER = 4 << 10  # bytes of an answer, at most: what is wrong, unless it brings the descriptor
+
+
+def join(
+    door: str,
+    place: int,
+    names: Sequence[str],
+    nbytes: int,
+    seconds: float = 60,
+    check: Callable[[], None] = lambda: None,
+) -> _native.Node:
+    """The shared node of all processes in `names`, once they are all there. `place` is this process's index.
+
+    Place 0 makes the memory and passes it on at an abstract socket. The socket's name is derived from `door`, a random
+    token that only these processes know. Raises ReadError for processes that do not come within `seconds`, PlanError
+    for different memory, and the errors of `check`, which is called now and then to see whether the others live.
+    """
+    end = time.monotonic() + seconds
+    hall = _MeetingPoint(door, list(names), nbytes, seconds, end, check, [])
+    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(hall, place)
+    try:
+        node = _native.Node(descriptor, place, list(names), nbytes)
+        try:
+            if place == 0 and len(names) > 1:
+                _hand_on(hall, descriptor)
+            until(node.joined, look=lambda: hall.look(node.missing))
+        except BaseException as error:  # Ctrl-C, too: nobody waits for this one then
+            node.fail(str(error) or type(error).__name__)
+            node.leave()
+            raise
+    finally:
+        os.close(descriptor)
+    return node
+
+
+class _MeetingPoint(NamedTuple):
+    """The arguments that all joining processes share, and how long they wait for each other."""
+
+    door: str
+    names: list[str]
+    nbytes: int
+    seconds: float
+    end: float
+    check: Callable[[], None]
+    said: list[str]  # whom it waits for, when that has been said
+
+    def look(self, missing: Callable[[], Sequence[str]]) -> None:
+        """ReadError for those that are missing if it is too late, or if they never will come."""
+        self.check()
+        left = self.end - time.monotonic()
+        says_so = left < self.seconds - SAID_AFTER and not self.said
+        if left > 0 and not says_so:
+            return
+        late = missing()
+        others = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+        if left > 0:
+            self.said.append(others)
+            log.warning(
+                "%d ranks of a node wait for %s; they give up after %g s", len(self.names), others, self.seconds
+            )
+            return
+        raise ReadError(
+            f"{len(self.names)} ranks of a node share a buffer, and {others} did not come within {self.seconds:g} s: "
+            f"look for their errors; all must begin at the same time, in one network namespace"
+        )
+
+
+# --- the door ----
+
+
+def socket_address(door: str) -> str:
+    """A name in the abstract namespace, which anyone may see. It does not reveal the secret."""
+    return "\0solar-" + hashlib.sha256(b"address " + door.encode()).hexdigest()
+
+
+def _proof(door: str) -> bytes:
+    return hashlib.sha256(b"hello " + door.encode()).digest()
+
+
+def names_digest(names: Sequence[str]) -> bytes:
+    return hashlib.sha256("\0".join(names).encode()).digest()
+
+
+def peer_of(peer: socket.socket) -> tuple[int, int, int]:
+    """The process at the other end, its user and its group, as the kernel says."""
+    pid, uid, gid = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return pid, uid, gid
+
+
+def is_own(peer: socket.socket) -> bool:
+    """Whether a process of the same user is at the other end."""
+    return peer_of(peer)[1] == os.geteuid()
+
+
+# --- the leader ----
+
+
+def _hand_on(hall: _MeetingPoint, descriptor: int) -> None:
+    """Gives the descriptor to each of the others."""
+    missing = set(range(1, len(hall.names)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(socket_address(hall.door))
+        except OSError as error:
+            raise ReadError(f"{hall.names[0]} cannot let others join its node: {error.strerror}") from error
+        listener.listen(len(hall.names))
+
+        def served(nap: float) -> bool:
+            listener.settimeout(max(nap, 1e-3))
+            with suppress(TimeoutError):
+                peer, _ = listener.accept()
+                with peer:
+                    missing.discard(_serve(hall, peer, descriptor))
+            return not missing
+
+        until(served, look=lambda: hall.look(lambda: [hall.names[place] for place in sorted(missing)]))
+
+
+def _serve(hall: _MeetingPoint, peer: socket.socket, descriptor: int) -> int:
+    """The place of the process that connected and got the descriptor; 0 for a stranger, or one that went away."""
+    if not is_own(peer):
+        return 0
+    peer.settimeout(HELLO_PATIENCE)
+    names = hall.names
+    try:
+        hello = peer.recv(HELLO.size + 1)
+        if len(hello) != HELLO.size:
+            return 0
+        proof, place, wanted, named = HELLO.unpack(hello)
+        if not hmac.compare_digest(proof, _proof(hall.door)):
+            return 0
+        wrong = ""
+        if named != names_digest(names) or not 0 < place < len(names):
+            wrong = f"place {place} of the node is in another list of ranks than that of {names[0]}"
+        elif wanted != hall.nbytes:
+            wrong = (
+                f"{names[place]} shares {wanted} bytes of memory and {names[0]} {hall.nbytes}: give all the same buffer"
+            )
+        if wrong:
+            peer.send(wrong.encode()[:ANSWER])
+            raise PlanError(wrong)
+        socket.send_fds(peer, [b"\0"], [descriptor])
+    except OSError:
+        return 0  # its own error says more; if it stays away, so does ours
+    return int(place)
+
+
+# --- the others ----
+
+
+def _come(hall: _MeetingPoint, place: int) -> int:
+    """The descriptor, from the leader."""
+    hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, names_digest(hall.names))
+
+    def received() -> list[int]:
+        gone = suppress(ConnectionError, BlockingIOError, TimeoutError)
+        with gone, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
+            leader.settimeout(GLANCE)
+            leader.connect(socket_address(hall.door))
+            if not is_own(leader):
+                raise ReadError(f"another user's process stands in for {hall.names[0]} at the door of the node")
+            leader.send(hello)
+            return [receive_descriptor(hall, leader)]
+        return []
+
+    return until(polling(received), look=lambda: hall.look(lambda: hall.names[:1]))[0]
+
+
+def receive_descriptor(hall: _MeetingPoint, leader: socket.socket) -> int:
+    """The descriptor that the leader answers with. ConnectionError if it has gone away."""
+
+    def received(nap: float) -> Any:
+        leader.settimeout(max(nap, 1e-3))
+        with suppress(TimeoutError):
+            return socket.recv_fds(leader, ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+        return None
+
+    answer, descriptors, _, _ = until(received, look=lambda: hall.look(lambda: hall.names[:1]))
+    if descriptors:
+        return int(descriptors[0])
+    if not answer:
+        raise ConnectionResetError
+    raise PlanError(answer.decode(errors="replace"))

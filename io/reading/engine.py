@@ -1,0 +1,243 @@
+"""Engine: the native reader of this process, and the native form of Layouts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import SolarError
+from solar.io.reading.encoded import CODES, behind_tables
+from solar.io.reading.stage import Tier, staged
+from solar.io.remote.fetch import ready
+from solar.io.system import lifecycle
+from solar.io.system import memory as machine
+from solar.values import Form, Layout
+
+log = logging.getLogger("solar")
+
+DEPTH = 64  # requests in flight, over all threads
+GAP = 16 << 10  # bytes that are worth reading to save a request
+MAPPED = 256  # files of a Layout that are mapped into memory
+ROOM = 0.8  # share of the page cache that one Layout may use
+SCRATCH = 1 / 32  # share of the memory that what is on its way may take beside batches, over all threads
+LEAST_SCRATCH, MOST_SCRATCH = 1 << 20, 64 << 20  # bytes of that for each thread
+COUNT_NAMES = _native.count_names()  # of each request, and of all
+LAST_WAIT = 1.0  # seconds that reads in flight have to finish when the program ends
+
+
+def beside_nbytes(threads: int) -> int:
+    """The bytes that each thread may have beside for what is on its way: little where there is little memory."""
+    return max(LEAST_SCRATCH, min(MOST_SCRATCH, int(SCRATCH * machine.page_cache_nbytes()) // threads))
+
+
+class Engine:
+    """The one native Reader of this process. A forked process makes its own: threads do not survive a fork."""
+
+    reader: _native.Reader | None = None
+    inherited: ClassVar[list[_native.Reader]] = []  # never destroyed: their threads live in another process
+
+    @classmethod
+    def get(cls) -> _native.Reader:
+        if cls.reader is None:
+            threads = max(1, min(32, len(os.sched_getaffinity(0))))
+            cls.reader = _native.Reader(threads, DEPTH, GAP, "auto", beside_nbytes(threads))
+        return cls.reader
+
+    @classmethod
+    def progress(cls, last: int) -> tuple[int, int]:
+        """How many pieces of the tickets up to this one are done, of all that there were, and how many there are."""
+        return (0, 0) if cls.reader is None else cls.reader.progress(last)
+
+    @classmethod
+    def forget(cls) -> None:
+        if cls.reader is not None:
+            cls.inherited.append(cls.reader)
+        cls.reader = None
+
+    @classmethod
+    def stop(cls) -> None:
+        """Joins the threads before the interpreter ends. One that hangs in a read is left, with its memory."""
+        if cls.reader is not None and not cls.reader.close(LAST_WAIT):
+            log.info("a read has not returned after %g s: its thread is left to the end of the process", LAST_WAIT)
+        cls.reader = None
+
+
+lifecycle.after_fork(Engine.forget)
+lifecycle.at_exit(lifecycle.Ends.ENGINE, Engine.stop)
+
+
+class Ticket:
+    """A request that the engine works on. Deleting it cancels it; the engine keeps the memory until it is done."""
+
+    def __init__(
+        self,
+        source: _native.Source | _native.Boxes,
+        rows: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        positions: Any = None,
+        counts: Any = None,
+        corners: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Reads row i into the i-th place of `memory`, or that of positions[i]; with counts, so many from it on.
+
+        Of Boxes it is the box at corners[i].
+        """
+        self._counts: tuple[int, ...] | None = ()
+        self._reader = Engine.get()
+        if positions is not None:
+            positions = np.ascontiguousarray(positions, np.int64)
+        if counts is not None:
+            counts = np.ascontiguousarray(counts, np.int64)
+        rows = np.ascontiguousarray(rows, np.int64)
+        if isinstance(source, _native.Boxes):
+            assert corners is not None, "each box has its corner"
+            self.number = self._reader.submit_boxes(source, rows, corners.reshape(-1), memory, positions)
+        else:
+            self.number = self._reader.submit(source, rows, memory, positions, counts)
+        self._counts = None
+
+    def poll(self, seconds: float) -> bool:
+        """Whether it is done within this time."""
+        return self.ended(seconds) is not None
+
+    def ended(self, seconds: float) -> tuple[int, ...] | None:
+        """Its counts, in the order of COUNT_NAMES, if it is done within this time."""
+        if self._counts is None:
+            try:
+                self._counts = self._reader.wait(self.number, seconds)
+            except SolarError:
+                self._counts = ()
+                raise
+        return self._counts
+
+    def waiting_for(self) -> str:
+        """What is still missing: "file: dataset, sample 17, offset 123"."""
+        return self._reader.waiting_for(self.number)
+
+    def counts(self) -> dict[str, int]:
+        """Counts of what was read and decoded for it, once it is done (native/include/solar/reader.hpp)."""
+        return dict(zip(COUNT_NAMES, self._counts or (), strict=False))
+
+    def __del__(self) -> None:
+        if self._counts is None and not sys.is_finalizing() and self._reader is Engine.reader:
+            self._reader.abandon(self.number)
+
+
+def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
+    """The share of the stored bytes to read past the page cache: as much as the cache has no room for, unless given.
+
+    If all bytes passed through the cache, they would evict each other before the next epoch uses them again.
+    """
+    if layout.far:
+        return 0.0
+    if page_cache is not None:
+        return 0.0 if page_cache else 1.0
+    stored = max(1, int(layout.chunk_nbytes.sum()))
+    return max(0.0, 1 - ROOM * machine.page_cache_nbytes() / stored)
+
+
+def worth_mapping(layout: Layout, bypass: float) -> bool:
+    """Whether to map the files into memory: they fit into the page cache, and there are not thousands of them."""
+    return bypass == 0 and len(layout.paths) <= MAPPED and not layout.far
+
+
+def source_of(
+    layout: Layout,
+    swap: int,
+    page_cache: bool | None,
+    *,
+    mapped: bool = True,
+    tier: Tier | None = None,
+    unit: str = "sample",
+) -> _native.Source:
+    """The native form of a Layout that is read directly, by way of a local disk where there is a Tier.
+
+    `unit`: what its rows are in messages.
+    """
+    ready(layout.paths)
+    bypass = bypassed_share(layout, page_cache)
+    source = _native.Source(
+        dataset_in_messages(layout),
+        list(layout.paths),
+        layout.file_nbytes,
+        layout.file_mtime_ns,
+        layout.dtype.itemsize,
+        swap,
+        list(layout.sample_shape),
+        [native_form(form, layout.dtype) for form in layout.forms],
+        layout.part_file,
+        layout.part_form,
+        layout.part_first,
+        layout.part_chunks,
+        layout.chunk_index,
+        layout.chunk_offset,
+        layout.chunk_nbytes,
+        layout.chunk_mask,
+        bypass,
+        mapped and tier is None and worth_mapping(layout, bypass),
+        layout.file_inode,
+        layout.file_ctime_ns,
+        [form.nbytes for form in layout.forms],
+        unit,
+    )
+    return source if tier is None else staged(source, layout, tier)
+
+
+def dataset_in_messages(layout: Layout) -> str:
+    """The dataset in messages that begin with the file that is read."""
+    if len(layout.paths) == len(layout.files):
+        return layout.title
+    return f"{layout.title} (of {layout.storage} storage in {layout.files[0]})"
+
+
+def native_form(
+    form: Form, dtype: np.dtype[Any], chunk: tuple[int, ...] | None = None
+) -> tuple[list[int], _native.Filters, bytes]:
+    filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
+    if filters and filters[0][0] == _native.codec_filter():
+        filters[0] = (*filters[0][:2], filter_values_of(filters[0][2], dtype))
+    return list(form.chunk if chunk is None else chunk), filters, form.fill
+
+
+def filter_values_of(values: list[int], dtype: np.dtype[Any]) -> list[int]:
+    """The values of our codec's filter plus the dataset's type, so that the decoder refuses chunks of another type."""
+    end = behind_tables(values)
+    code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
+    if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
+        return values
+    return [*(values[:end] or [1, 0]), 1, code]
+
+
+def source_of_part(layout: Layout, part: int) -> _native.Source:
+    """A part as one single row, which is read in its own order, chunk after chunk."""
+    form = layout.forms[layout.part_form[part]]
+    length = int(layout.part_first[part + 1] - layout.part_first[part])
+    chunk = (1, *form.chunk) if form.chunk[0] else (0, length, *form.chunk[1:])
+    file = int(layout.part_file[part])
+    entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
+    return _native.Source(
+        dataset_in_messages(layout),
+        [layout.paths[file]],
+        layout.file_nbytes[file : file + 1],
+        layout.file_mtime_ns[file : file + 1],
+        layout.dtype.itemsize,
+        0,
+        [length, *layout.sample_shape],
+        [native_form(form, layout.dtype, chunk)],
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.array([0, 1], np.int64),
+        np.array([0, entries.stop - entries.start], np.int64),
+        layout.chunk_index[entries],
+        layout.chunk_offset[entries],
+        layout.chunk_nbytes[entries],
+        layout.chunk_mask[entries],
+        file_inode=layout.file_inode[file : file + 1],
+        file_ctime_ns=layout.file_ctime_ns[file : file + 1],
+    )

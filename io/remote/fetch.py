@@ -1,0 +1,195 @@
+"""Threads that fetch the bytes that the engine asks for (native/include/solar/far.hpp).
+
+Each takes an order, has the library make the request, and gives the bytes back. The library makes a request again
+where that may help, for half a minute. Every answer says of which object it is: bytes of another one are not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from solar import _native
+from solar.errors import ReadError
+from solar.io.remote.location import place_of, printable_url, store_of
+from solar.io.system import lifecycle
+from solar.io.system.waiting import start_thread
+from solar.values import UNVERSIONED, is_unversioned, is_url
+
+IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
+EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, times what the quickest takes
+UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come, at most; or that part of the memory
+REPEATED_FOR = 30.0  # seconds from the first request for some bytes, after which no other one for them begins
+TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
+REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP)  # of ours
+LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
+
+Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
+
+
+def ready(paths: Iterable[str]) -> None:
+    """Begins fetching if one of the paths is a URL. ReadError where that cannot be."""
+    url = next(filter(is_url, paths), None)
+    if url is not None:
+        place_of(url)
+        _Fetchers.get(url)
+
+
+class _Fetchers:
+    """Threads of this process; a forked one begins its own."""
+
+    here: _Fetchers | None = None
+    forked = False  # from a process whose library had begun, and left its threads there
+    beginning = threading.Lock()
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._growing = threading.Lock()
+        self._quickest = 0.0  # seconds, of a request
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        _native.far_begin(min(UNDER_WAY, memory // UNDER_WAY_PART))
+        try:
+            self._grow()
+        except ReadError:  # there is no thread to take orders: refuse them
+            _native.far_end()
+            raise
+
+    @classmethod
+    def get(cls, url: str) -> _Fetchers:
+        if cls.forked:
+            what = "this process was forked from one that had read URLs, and what fetches did not come with it: "
+            raise ReadError(errno.ENOTSUP, what + "start processes by spawn or forkserver", printable_url(url))
+        if cls.here is None:
+            try:
+                import obstore  # noqa: F401
+            except ImportError:
+                what = "URLs are read by obstore, which is not installed: pip install 'solar[remote]'"
+                raise ReadError(errno.ENOPKG, what, printable_url(url)) from None
+            with cls.beginning:
+                if cls.here is None:
+                    cls.here = cls()
+        return cls.here
+
+    @classmethod
+    def end(cls) -> None:
+        """Refuses what is ordered, and lets the threads end, before the interpreter does."""
+        here, cls.here = cls.here, None
+        if here is None:
+            return
+        _native.far_end()
+        for thread in here._threads:
+            thread.join(LAST_REQUEST / len(here._threads) if len(here._threads) > 1 else LAST_REQUEST)
+
+    @classmethod
+    def forget(cls) -> None:
+        cls.forked |= cls.here is not None
+        cls.here, cls.beginning = None, threading.Lock()
+        _native.far_forget()
+
+    def _grow(self) -> None:
+        """One thread more, if there may be: more than 64 help where a request takes longer than 20 ms."""
+        with self._growing:
+            most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
+            if len(self._threads) < most:
+                self._threads.append(start_thread("solar-far", self._work))
+
+    def _work(self) -> None:
+        while (order := _native.far_take()) is not None:
+            if _native.far_waiting():
+                with suppress(ReadError):  # then fewer threads fetch
+                    self._grow()
+            number, url, offset, nbytes, was = order
+            begin = time.monotonic()
+            try:
+                if nbytes:
+                    _native.far_give(number, fetched(url, offset, nbytes, was))
+                    self._took(time.monotonic() - begin)
+                else:
+                    _native.far_is(number, *identity(url))
+            except BaseException as error:  # whoever ordered waits for an answer
+                _native.far_refuse(number, *_refusal(error))
+
+    def _took(self, seconds: float) -> None:
+        """Remembers the quickest request, which waited for no other, and forgets it by and by."""
+        self._quickest = min(seconds, 1.01 * self._quickest) if self._quickest else seconds
+
+
+def identity(url: str) -> Identity:
+    """What tells the object from another that takes its place."""
+    import obstore
+
+    root, path = place_of(url)
+    return object_identity(obstore.head(store_of(root), path), url)
+
+
+def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes; an error where the object is not the one that it was, or others come than were asked for."""
+    import obstore
+
+    root, path = place_of(url)
+    begin, answer = time.monotonic(), None
+    for tried in range(TRIES):
+        try:
+            answer = obstore.get(store_of(root, again=tried > 0), path, options={"range": (offset, offset + nbytes)})
+            check_unchanged_answer(answer, url, offset, nbytes, was)
+            # No more is taken than was asked for, whatever the server goes on to send.
+            return np.frombuffer(next(iter(answer.stream(min_chunk_size=nbytes)), b""), np.uint8)
+        except obstore.exceptions.GenericError:
+            # The library repeats a request that is not answered, but not one that is cut amid the answer.
+            last = tried == TRIES - 1 or time.monotonic() - begin + PAUSE * 2**tried > REPEATED_FOR
+            if answer is None or last:
+                raise
+            time.sleep(PAUSE * 2**tried)
+    raise AssertionError("unreachable")
+
+
+def check_unchanged_answer(answer: Any, url: str, offset: int, nbytes: int, was: Identity) -> None:
+    if tuple(answer.range) != (offset, offset + nbytes):
+        raise OSError(errno.EREMOTEIO, f"the server answered with bytes {answer.range[0]} to {answer.range[1]}")
+    now = object_identity(answer.meta, url)
+    if now != tuple(was):
+        raise OSError(errno.ESTALE, f"changed since it was inspected ({_differs(was, now)}); make the H5Dataset again")
+
+
+def _differs(was: Identity, now: Identity) -> str:
+    return f"size {was[0]} -> {now[0]}" if was[0] != now[0] else "modification time or ETag differ"
+
+
+def object_identity(meta: Mapping[str, Any], url: str) -> Identity:
+    mark = meta.get("e_tag") or meta.get("version") or ""
+    number = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=8).digest(), "little") | 1 if mark else 0
+    modified = meta.get("last_modified")
+    seconds = 0 if modified is None else int(modified.timestamp())  # the library takes 1970 where nobody says
+    if not number and not seconds and not is_unversioned(url):
+        raise OSError(
+            errno.ENOTSUP, "its server sends neither ETag nor Last-Modified, so that one version of it cannot be told "
+            "from another and a batch could be made of both: have the server send one of them, or copy the file to a "
+            f"local disk; to read it all the same, put {UNVERSIONED} before its URL (docs/remote.md)"
+        )  # fmt: skip
+    return int(meta["size"]), seconds * 10**9, number, number >> 2
+
+
+def _refusal(error: BaseException) -> tuple[int, str]:
+    """An error code, and words, for an error of the library."""
+    if isinstance(error, ReadError) or (isinstance(error, OSError) and error.errno in REFUSALS):
+        return error.errno or errno.EREMOTEIO, str(error.strerror or error)
+    import obstore.exceptions as library
+
+    said = printable_url(str(error))
+    if isinstance(error, (library.NotFoundError, FileNotFoundError)):
+        return errno.ENOENT, "there is no such object"
+    if isinstance(error, (library.PermissionDeniedError, library.UnauthenticatedError)):
+        return errno.EACCES, f"the server refuses: look at the credentials (docs/remote.md): {said}"
+    return errno.EREMOTEIO, said or type(error).__name__
+
+
+lifecycle.after_fork(_Fetchers.forget)
+lifecycle.at_exit(lifecycle.Ends.FETCHES, _Fetchers.end)

@@ -1,0 +1,152 @@
+"""What a URL names: a store of obstore, and the path in it.
+
+Credentials come from where the library looks for them (environment, profiles, the machine's role), never from a URL: a
+URL is printed, kept and compared.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import posixpath
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from solar.errors import LayoutError, ReadError
+from solar.values import UNVERSIONED, is_unversioned, is_url
+
+SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "file")
+TIMEOUT, CONNECT_TIMEOUT = "30s", "10s"  # of one request
+RETRIES = {
+    "max_retries": 6,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+STORES = 16  # each keeps its connections open
+LONGEST_TOLD = 300  # characters of what the library says
+SECRET_LENGTH = 8  # characters from which on a value is no word of a message
+
+
+class FarPlace(NamedTuple):
+    """One object: the root of its store, and its path there."""
+
+    root: str
+    path: str
+
+
+def place_of(url: str) -> FarPlace:
+    """Its place; ReadError for a URL that cannot be read, in words that repeat no secret of it.
+
+    >>> place_of("https://example.org/runs/scan%201.h5")
+    FarPlace(root='https://example.org', path='runs/scan 1.h5')
+    """
+    try:
+        parts = urlsplit(url.removeprefix(UNVERSIONED))
+        secret = parts.username is not None or parts.password is not None
+        _ = parts.port if parts.scheme.startswith("http") else None  # a ValueError, unless it is a number
+    except ValueError:
+        raise ReadError(errno.EINVAL, "it is no URL", public(url)) from None
+    if secret and parts.scheme not in ("abfs", "abfss"):  # whose containers stand before an @
+        raise ReadError(
+            errno.EINVAL, "it holds a user's name or password, which would be printed and kept: take them out; "
+            "they are looked for in the environment (docs/remote.md)", public(url)
+        )  # fmt: skip
+    if parts.scheme not in SCHEMES or (is_unversioned(url) and not parts.scheme.startswith("http")):
+        known = ", ".join(f"{one}://" for one in SCHEMES)
+        scheme = UNVERSIONED * is_unversioned(url) + parts.scheme
+        raise ReadError(errno.EINVAL, f"{scheme}:// is not read; known are {known}", public(url))
+    if not parts.netloc and parts.scheme != "file":
+        raise ReadError(errno.EINVAL, "it names no host or bucket", public(url))
+    if "?" in url or "#" in url:
+        raise ReadError(
+            errno.EINVAL, "it has a query or a fragment (what follows the ? or the #), as signed URLs have: they are "
+            "not read; name the object by s3://, gs:// or az://; in a name write %3F and %23", public(url)
+        )  # fmt: skip
+    return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
+
+
+def sibling(url: str, name: str) -> str | None:
+    """What a far file means by the name of another; None for one that leads anywhere but beside it or below.
+
+    >>> sibling("s3://bucket/run/all.h5", "parts/1.h5"), sibling("s3://bucket/run/all.h5", "../1.h5")
+    ('s3://bucket/run/parts/1.h5', None)
+    """
+    if not name or is_url(name) or name.startswith("/") or ".." in name or any(one in name for one in "?#%"):
+        return None
+    return f"{url.rpartition('/')[0]}/{posixpath.normpath(name)}"
+
+
+@lru_cache(maxsize=STORES)
+def store_of(root: str, again: bool = False) -> Any:
+    """The store, of the library that fetches; one for each of the latest roots, so that connections are used again.
+
+    With `again` it makes each request once: whoever asks again counts the time since the first request.
+    """
+    import obstore.store
+
+    options: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    if root.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        options["allow_http"] = True
+    if root == "file://":
+        return obstore.store.LocalStore("/")
+    make: Any = obstore.store.from_url  # its type knows no options that all stores have
+    return make(root, client_options=options, retry_config={**RETRIES, "max_retries": 0} if again else RETRIES)
+
+
+def listed(url: str, suffixes: Iterable[str]) -> list[str]:
+    """The URLs that a pattern or a folder (it ends in a slash) means, sorted by their bytes."""
+    import obstore
+
+    root, path = place_of(url)
+    if root.startswith("http"):
+        raise LayoutError(f"{public(url)}: a web server does not tell what lies there: give a list of URLs")
+    whole = path.endswith("/") or not path
+    fixed = path if whole else re.split(r"[*?\[]", path)[0].rpartition("/")[0]
+    ends = tuple(suffixes)
+    found = []
+    for page in obstore.list(store_of(root), fixed or None):
+        for one in page:
+            name = one["path"]
+            inside = name[len(path) :] if whole else ""
+            if (name.lower().endswith(ends) and "/" not in inside) if whole else fnmatch.fnmatchcase(name, path):
+                found.append(f"{root}/{name}")
+    if not found:
+        raise LayoutError(f"{url}: " + (f"no object ends in {' '.join(ends)}" if whole else "no object matches"))
+    return sorted(found, key=lambda one: one.encode("utf-8", "surrogateescape"))
+
+
+def public(url: str) -> str:
+    """What may be printed of a URL that is refused: no user and password, no query and no fragment.
+
+    >>> public("https://me:a/secret@example.org/a.h5?token='1"), public("https://example.org/a.h5#my token")
+    ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')
+    """
+    scheme, _, rest = url.partition("://")
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    mark = f"{rest[len(place)]}..." if len(place) < len(rest) else ""
+    return printable_url(f"{scheme}://{place.rpartition('@')[2]}") + mark
+
+
+def printable_url(text: str) -> str:
+    """What may be printed of a URL, or of the library's words: without users, passwords, queries and fragments.
+
+    >>> printable_url("https://me:secret@example.org/a.h5?token=1"), printable_url("https://example.org/a.h5#token=1")
+    ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')
+    """
+    # What a server says beside its status may repeat what it was sent, key and token; its code does not.
+    code = re.search(r"<Code>(\w{1,60})</Code>", text)
+    text = re.sub(r"(?s)(status code: \d+[^:\n]*):.*", r"\1" + (f" ({code[1]})" if code else ""), text)
+    for name, value in os.environ.items():
+        if len(value) >= SECRET_LENGTH and re.match("(AWS|GOOGLE|AZURE)_.*(KEY|TOKEN|SECRET|PASSWORD)", name):
+            text = text.replace(value, "...")
+    text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
+    text = re.sub(r"\?[^\s\"')]+", "?...", text)
+    text = re.sub(r"(://[^\s\"'#]*#)[^\s\"']+", r"\1...", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
+    return line if len(line) <= LONGEST_TOLD else line[:LONGEST_TOLD] + "..."

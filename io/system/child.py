@@ -1,0 +1,159 @@
+"""Child: a program in a process of its own, which may crash, hang or take too much memory without harm.
+
+How it starts, and the messages to and from it: io/system/child_end.py.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import IO
+
+from solar.io.system import child_end
+from solar.io.system.child_end import ChildEnd
+from solar.io.system.waiting import until
+
+BURIAL_PATIENCE = 5.0  # seconds between the end of the conversation and that of the process
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+
+
+class Lost(Exception):
+    """A child that cannot be used any more. The text says why: "crashed (SIGSEGV)". `code`: its exit code, if any."""
+
+    def __init__(self, how: str, code: int | None = None) -> None:
+        super().__init__(how)
+        self.code = code
+
+
+class Silent(Lost):
+    """It hangs."""
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words, by its exit code; None if it has not ended."""
+    if code is None:
+        return "closed its end of the conversation"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+    if -code in CRASHES:
+        return f"crashed ({name})"
+    return f"was killed by {name}" + (" (for want of memory, perhaps)" if -code == signal.SIGKILL else "")
+
+
+class Child:
+    """The process, and our end of the conversation with it. It is started when needed, and again after it ended.
+
+    `program` is a module whose `main` child_end.py runs. Its output goes to `errors`. With `group` it heads its own
+    process group, so that the processes it starts end with it.
+    """
+
+    def __init__(
+        self, program: ModuleType, *arguments: str, errors: int | IO[str] = subprocess.DEVNULL, group: bool = False
+    ) -> None:
+        self._program, self._arguments, self._errors, self._group = program, arguments, errors, group
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The process, which has been started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it, unless it is running."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.stop()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", child_end.__file__, str(self._program.__file__), *self._arguments],
+                stdin=theirs.fileno(),
+                stdout=self._errors,
+                stderr=self._errors,
+                env=dict(os.environ, HDF5_USE_FILE_LOCKING="FALSE"),  # no child writes to files of HDF5
+                process_group=0 if self._group else None,
+            )
+
+    @contextmanager
+    def talk(self, seconds: float) -> Iterator[ChildEnd]:
+        """The conversation, for one thread at a time. Lost if it ends, or nothing comes for so many seconds.
+
+        An exception within the block ends the process, for the conversation would be out of step.
+        """
+        with self._lock:
+            try:
+                self.start()
+                assert self._socket is not None
+                self._socket.settimeout(seconds)
+                yield ChildEnd(self._socket, self._waiting(self._socket, seconds))
+            except BaseException as error:
+                lost = self._lost(error, seconds)
+                self.stop()
+                if lost is None:
+                    raise
+                raise lost from None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal: with `group` to all of it."""
+        if self._process is not None and self._group:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)  # also where what it started has outlived it
+        elif self._process is not None:
+            self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+        self._socket = self._process = None
+
+    def forget(self) -> None:
+        """Called in a forked process: it must neither talk to its parent's child nor end it."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.returncode = 0  # or its destructor would wait for a process that is not our child
+        self._socket = self._process = None
+        self._lock = threading.Lock()
+
+    def _waiting(self, end: socket.socket, seconds: float) -> Callable[[], None]:
+        """A function that waits for bytes and checks that the process lives: its own children may hold the socket."""
+        process, events = self._process, select.poll()  # select() takes no descriptor beyond 1023
+        assert process is not None
+        events.register(end, select.POLLIN)
+
+        def look() -> None:
+            if process.poll() is not None and not events.poll(0):
+                raise EOFError
+
+        def wait() -> None:
+            if not until(lambda nap: events.poll(1000 * nap), seconds, look):
+                raise TimeoutError
+
+        return wait
+
+    def _lost(self, error: BaseException, seconds: float) -> Lost | None:
+        """How the process ended, if that is the cause of the error."""
+        if isinstance(error, TimeoutError):
+            return Silent(f"gave no sign of life for {seconds:g} s")
+        if not isinstance(error, EOFError) or self._process is None:
+            return None
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(BURIAL_PATIENCE)
+        return Lost(ending(code), code)

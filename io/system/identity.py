@@ -1,0 +1,91 @@
+"""Checks that files are still those that were inspected.
+
+If a file was replaced, the bytes at a Layout's places belong to other data, and kept samples to a file that is gone.
+What counts as the same file: native/include/solar/file.hpp.
+"""
+
+# ruff: noqa: PTH110, PTH118
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError
+from solar.io.remote.fetch import ready
+from solar.values import Layout
+
+STAT_THREADS = 16  # threads that stat thousands of files, perhaps across a network
+Facts = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]
+
+
+def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = None, *, gone: bool = True) -> None:
+    """ReadError if a file of these Layouts was replaced; with `gone`, also if it was deleted.
+
+    With `rows`, only the files that hold these rows are checked. Files that all ranks read together are left out: all
+    ranks check them together, or some would wait for ever.
+    """
+    asked = [paths_and_facts(layout, rows) for layout in distinct_files(layouts)]
+    for paths, _ in asked:
+        ready(paths)
+    if len(asked) == 1:
+        paths, facts = asked[0]
+        _native.check_unchanged(paths, *facts, gone, STAT_THREADS)
+    elif asked:
+        nbytes, mtime_ns, inode, ctime_ns = map(np.concatenate, zip(*(facts for _, facts in asked), strict=True))
+        every = [path for paths, _ in asked for path in paths]
+        _native.check_unchanged(every, nbytes, mtime_ns, inode, ctime_ns, gone, STAT_THREADS)
+
+
+def unchanged(layout: Layout, part: int) -> str:
+    """The path of a part's file; ReadError if it changed since it was inspected."""
+    file = int(layout.part_file[part])
+    ready([layout.paths[file]])
+    _native.check_unchanged([layout.paths[file]], *known_identities(layout, np.array([file])), True, 1)
+    return layout.paths[file]
+
+
+def distinct_files(layouts: Iterable[Layout]) -> list[Layout]:
+    """One Layout for each set of files: fields that were inspected together share theirs."""
+    found: dict[tuple[str, ...], list[Layout]] = {}
+    for layout in layouts:
+        alike = found.setdefault(layout.paths, [])
+        if layout.reader != "mpio-collective" and not any(_inspected_together(layout, other) for other in alike):
+            alike.append(layout)
+    return [layout for alike in found.values() for layout in alike]
+
+
+def _inspected_together(one: Layout, other: Layout) -> bool:
+    return all(map(np.array_equal, known_identities(one), known_identities(other)))
+
+
+def paths_and_facts(layout: Layout, rows: NDArray[np.int64] | None) -> tuple[list[str], Facts]:
+    if rows is None or len(layout.paths) == 1:
+        return list(layout.paths), known_identities(layout)
+    parts = np.searchsorted(layout.part_first, rows, side="right") - 1
+    files = np.unique(layout.part_file[parts])
+    return [layout.paths[file] for file in files], known_identities(layout, files)
+
+
+def known_identities(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
+    """The known identities of the files, or of some of them."""
+    nbytes, mtime_ns, inode, ctime_ns = (
+        layout.file_nbytes,
+        layout.file_mtime_ns,
+        layout.file_inode,
+        layout.file_ctime_ns,
+    )
+    if not len(inode):  # not known: of another machine's
+        inode, ctime_ns = np.zeros(len(nbytes), np.uint64), np.zeros(len(nbytes), np.int64)
+    if files is None:
+        return nbytes, mtime_ns, inode, ctime_ns
+    return nbytes[files], mtime_ns[files], inode[files], ctime_ns[files]
+
+
+def refuse_zarr(path: str | os.PathLike[str]) -> None:
+    """Raises if a folder is a Zarr store, rather than a folder of HDF5 files."""
+    if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
+        raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")

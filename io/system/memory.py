@@ -1,0 +1,135 @@
+"""The free memory of this machine or container, and the memory that processes use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+PLENTY = 1 << 62  # if no limit is known
+
+
+MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the process's control groups, and all
+
+
+def free_nbytes() -> int:
+    """The memory that is available without swapping, including what the page cache would free."""
+    with Path("/proc/meminfo").open() as facts:
+        lines = dict(line.split(":", 1) for line in facts)
+    free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else PLENTY
+    return min(free, _group_free(MEMBERSHIP, GROUPS))
+
+
+def memory_nbytes() -> int:
+    """All memory that the processes of this node, or of the container, may use together."""
+    with Path("/proc/meminfo").open() as facts:
+        lines = dict(line.split(":", 1) for line in facts)
+    total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
+    return min(total, _group_limit(MEMBERSHIP, GROUPS))
+
+
+def page_cache_nbytes() -> int:
+    """The most that the page cache could hold of the files this process reads."""
+    return min(free_nbytes(), _group_limit(MEMBERSHIP, GROUPS))
+
+
+def _group_limit(membership: Path, root: Path) -> int:
+    """The smallest memory limit of the process's control groups."""
+    return min(
+        (number_in_file(folder / limit, PLENTY) for folder, limit, _ in _groups(membership, root)), default=PLENTY
+    )
+
+
+def _group_free(membership: Path, root: Path) -> int:
+    """The smallest free memory of the process's control groups, including what cached files occupy."""
+    left = [PLENTY]
+    for folder, limit, usage in _groups(membership, root):
+        taken = number_in_file(folder / usage, 0) - _cached_nbytes(folder / "memory.stat")
+        left.append(number_in_file(folder / limit, PLENTY) - max(0, taken))
+    return max(0, min(left))
+
+
+def _groups(membership: Path, root: Path) -> Iterator[tuple[Path, str, str]]:
+    """The control groups (of both versions) and those above them, with the names of their files for limit and usage."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for parent in (group, *group.parents):
+            if controllers:
+                yield root / "memory" / parent, "memory.limit_in_bytes", "memory.usage_in_bytes"
+            else:
+                yield root / parent, "memory.max", "memory.current"
+
+
+def _cached_nbytes(path: Path) -> int:
+    """The bytes of a group's memory that cache files, and could be freed."""
+    try:
+        facts = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+    except OSError:
+        return 0
+    kinds = ("inactive_file", "active_file")  # the first version counts the groups below apart, as total_...
+    return sum(int(facts.get(f"total_{kind}", facts.get(kind, 0))) for kind in kinds)
+
+
+def number_in_file(path: Path, otherwise: int) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:  # no such group is seen from here, or it is the root, which has no limit
+        return otherwise
+    return int(text) if text.isdigit() else otherwise  # "max"
+
+
+# Measures the memory that processes use beside the page cache, and reads files into that cache.
+
+
+SMAPS_PIECE = 4 << 20  # bytes read at a time
+PROC = Path("/proc")
+COUNTED = ("Pss_Anon", "Pss_Shmem")  # a shared page counts in each process by its share
+
+
+def resident_nbytes(process: int) -> int:
+    """Bytes of memory of this process and its descendants; those that end meanwhile count as 0."""
+    return sum(process_nbytes(one) for one in process_tree(process))
+
+
+def process_tree(process: int) -> list[int]:
+    found, waiting = [], [process]
+    while waiting:
+        one = waiting.pop()
+        found.append(one)
+        for thread in list_folder(PROC / str(one) / "task"):
+            waiting += [int(child) for child in read_text(thread / "children").split()]
+    return found
+
+
+def process_nbytes(process: int) -> int:
+    lines = (line.split() for line in read_text(PROC / str(process) / "smaps_rollup").splitlines()[1:])
+    return sum(int(words[1]) * 1024 for words in lines if words[0].rstrip(":") in COUNTED)
+
+
+def list_folder(folder: Path) -> list[Path]:
+    try:
+        return [*folder.iterdir()]
+    except OSError:
+        return []
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended, or is somebody else's
+        return ""
+
+
+def read_once(paths: Sequence[str]) -> None:
+    """Reads the files from beginning to end, so that the page cache holds as much as it can."""
+    memory = bytearray(SMAPS_PIECE)
+    for path in paths:
+        with Path(path).open("rb", buffering=0) as file:
+            while file.readinto(memory):
+                pass

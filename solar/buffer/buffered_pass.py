@@ -1,0 +1,340 @@
+"""BufferedPass: the batches of one pass, which an iterator takes from the buffer of its loader."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, count, islice, starmap
+from typing import Any, Self
+
+import numpy as np
+
+from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.located import HeldData, PassPlan, located, rows_of
+from solar.buffer.rank_group import RankGroup, RankMemory
+from solar.io.channels.progress import awaited
+from solar.io.reading.run import Run, Running, scratch_nbytes, threads
+from solar.planning import budget
+from solar.planning.budget import AheadSpec as AheadSpec
+from solar.planning.budget import Needs, SampleBytes, divide_memory
+from solar.planning.pass_uses import PassUses, alone
+from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
+from solar.samplers.index_stream import Array, Pass, cut_at
+from solar.samples.constants import ConstantsOfBatch
+from solar.samples.dataset import H5Dataset, constants_of_batch
+from solar.samples.field_reader import FieldReader
+from solar.samples.pending import PendingBatch, PendingField, leaves
+from solar.samples.ragged_reader import InBlocks, most_blocks
+from solar.samples.source import SampleSource
+
+PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
+
+
+class BufferedPass:
+    """What stands between an iterator and the run: the index batches of a pass, drawn as early as can be.
+
+    `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
+    exist, say) is read without one, so that it goes wrong as it always does.
+    """
+
+    def __init__(
+        self,
+        buffer: LoaderBuffer,
+        room: RankMemory,
+        beneath: SampleSource,
+        batches: Indices,
+        passage: EpochPosition,
+        course: SamplerState,
+        pace: AheadSpec,
+    ) -> None:
+        self.together, nbytes, apart, self._epochs_left = room
+        self._buffer, self._beneath, self._batches = buffer, beneath, batches
+        self._passage, self._course, self._pace = passage, course, pace
+        opened = beneath.first.opened()
+        self._fields = [PendingField([], field) for field in leaves(beneath.first.fields)]
+        self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
+        self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
+        self._drawn: Iterator[Any] = iter(())
+        self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
+        self._cut: Pass | None = None  # what `_drawn` cuts
+        self._next: deque[Any] = deque()  # drawn, but not yet known to the run
+        self._error: Exception | None = None
+        self._exhausted = False
+        self._segment: PassUses | None = None  # None: it is read without the run
+        self._facts: dict[str, Any] = {}  # of the pass of all ranks
+        self._hold: HeldData | None = None
+        self._started = 0  # batches
+        self.ahead = pace.ahead
+        # What is to be raised is raised before anything is drawn. Ranks that read together raise it together.
+        if course.batch_size and self.together is None:
+            divide_memory(nbytes, course.batch_size, [batch_needs(beneath, pace, course.batch_size)], apart=apart)
+
+    # --- which batches ----
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """The index batches of the pass, one after another."""
+        while True:
+            for batch in self._drawn:
+                return batch
+            if self._exhausted and not self._next and self._whole is None:
+                if self._error is not None:
+                    raise self._error
+                raise StopIteration
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws the next index batches, those of the whole pass where that has a known end, for the run to make.
+
+        What was drawn before an interruption is kept, and the next call goes on.
+        """
+        if self._whole is None and not self._exhausted:
+            try:
+                self._draw_more()
+            except Exception as error:  # comes after the batches before it, as in torch
+                self._error, self._exhausted = error, True
+        drawn = len(self._next) * (self._course.batch_size or 1) if self._whole is None else len(self._whole[0])
+        with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
+            segment = self._located()
+            hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
+        self._started, self._segment = 0, None if hold is None else segment
+        if hold is not None:
+            self._hold, self.ahead = hold, hold.run.staged + self._pace.threads
+        self._drawn, self._cut = iter(self._next) if self._whole is None else cut_at(self._whole), self._whole
+        self._whole, self._next = None, deque()
+
+    def _draw_more(self) -> None:
+        if not self._next and (made := self._batches.at_once()) is not None:
+            self._whole, self._exhausted = made if len(made[1]) > 1 else None, True
+            return
+        most = self._passage.order.drawn_at_once(self._course.batches)
+        self._next.extend(islice(self._batches, max(0, most - len(self._next))))
+        self._exhausted = len(self._next) < most
+
+    def _located(self) -> PassUses | None:
+        if not self._next and self._whole is None:
+            return None
+        if self.together is not None:
+            return self._divided(self.together)
+        try:
+            made = self._flat() if self._whole is None else self._whole
+            segment = alone(located(self._beneath, made, self._passage.epoch))
+        except (IndexError, TypeError, ValueError):
+            return None
+        if self._course.cutter is not None:  # lists of ints take five times the memory
+            self._whole, self._next = made, deque()
+        return segment
+
+    def _divided(self, together: RankGroup) -> PassUses:
+        """This rank's part of the pass of all ranks."""
+        made = self._passage.order.of_all(self._passage.before[1])
+        assert made is not None, "only samplers that divide one order among all ranks are taken together"
+        found = together.divided(self._beneath, made, self._passage.epoch)
+        self._facts = found.facts
+        self._whole, self._next = found.batches, deque()
+        return found.segment
+
+    def _flat(self) -> Pass:
+        """The samples of all batches, and where each batch begins."""
+        if self._course.cutter is None:
+            samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
+        else:
+            lengths = np.array([len(batch) for batch in self._next], np.int64)
+            arrays = [batch for batch in self._next if len(batch)]
+            if arrays and isinstance(arrays[0], np.ndarray):
+                samples = np.concatenate(arrays)
+            else:
+                samples = np.array([*chain.from_iterable(arrays)])
+        if not samples.size or samples.ndim != 1 or samples.dtype.kind not in "iu":
+            raise TypeError("indices are integers")  # nobody sees this: it is read without the run
+        return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
+
+    def _later(self) -> Iterator[Callable[[], PassUses]]:
+        """The passes after this one, as far as they are known."""
+        if not self._exhausted or self._error is not None:
+            return iter(())
+        order, stride = self._passage.order, self._course.stride
+        passes = order.later(stride) if self.together is None else order.later_of_all(stride)
+        later = zip(islice(passes, self._epochs_left), count(self._passage.epoch + stride, stride))
+        return starmap(self._maker, later)
+
+    def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
+        beneath, together = self._beneath, self.together
+        if together is not None:
+            return lambda: together.divided(beneath, make(), epoch).segment
+        return lambda: alone(located(beneath, make(), epoch))
+
+    # --- what they take ----
+
+    def _plan(self, segment: PassUses) -> PassPlan:
+        batch = self._most(segment) if self.together is None else self._course.cutter.batch_size
+        return PassPlan(self._beneath, segment, self._later, partial(self._needs, segment), batch, self._facts)
+
+    def _needs(self, segment: PassUses) -> Needs:
+        """What such batches take: it looks at every chunk, so it is asked where a window begins, not at each pass."""
+        largest, together = self._most(segment), self.together
+        if together is None:
+            return batch_needs(self._beneath, self._pace, largest)
+        if together.balance == "uneven":
+            batch = self._course.cutter.batch_size
+            largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
+        return batch_needs(self._beneath, self._pace, largest, together.exchange, segment.inbox)
+
+    def _most(self, segment: PassUses) -> int:
+        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
+
+    # --- batches on their way ----
+
+    def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
+        """The next batch, whose index batch this is; and what each of its samples is called."""
+        if self._segment is None or self._hold is None:
+            return self._beneath.start(samples, epoch)
+        number, self._started = self._started, self._started + 1
+        uses = self._segment.batches
+        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+        names = uses.rows[here].astype(np.int64)
+        fields, which = self._fields, None if uses.which is None else uses.which[here]
+        cut = InBlocks(self._beneath.datasets, which, names) if self._beneath.ragged else None
+        if self._by_row or self._beneath.draws:
+            numbers = self._beneath.numbered(which, names, epoch)
+            rows = self._beneath.rows_of(which, numbers)
+            fields = [
+                PendingField([], one.field, rows, self._beneath.picking(at, which, numbers))
+                for at, one in enumerate(self._fields)
+            ]
+        constants = constants_of_batch(self._beneath.datasets, which, names)
+        if uses.which is not None:
+            names = self._beneath.names(uses.which[here], names)
+        nbytes = len(names) * self._row_nbytes
+        run, at = self._hold.run, self._hold.base + number
+        made = BufferedBatch(self._beneath.first, fields, nbytes, run, at, len(names), cut, constants)
+        made.alone = self._pace.threads == 0
+        if self._segment.weights is not None:
+            made.weight = float(self._segment.weights[number])
+        return made, names
+
+    @property
+    def run(self) -> Run | None:
+        """What makes the batches; None: nothing does yet, or they are read without one."""
+        return None if self._hold is None or self._segment is None else self._hold.run
+
+    def from_run(self) -> tuple[Running, int, Array] | None:
+        """The run, the number there of the batch that comes next, and the samples of each from there on.
+
+        None where more than the run is needed to make a batch of them: other nodes, weights, rows' own scales.
+        """
+        hold, segment = self._hold, self._segment
+        if hold is None or segment is None or not isinstance(hold.run, Running) or self._by_row:
+            return None
+        if self._cut is None or segment.weights is not None:
+            return None
+        return hold.run, hold.base + self._started, segment.batches.sizes[self._started :]
+
+    def called(self, number: int) -> Array:
+        """The samples of this batch of the run."""
+        assert self._cut is not None and self._hold is not None, "of these the run was given"
+        samples, starts = self._cut
+        found: Array = samples[starts[number - self._hold.base] : starts[number - self._hold.base + 1]]
+        return found
+
+    def taken(self, batches: int) -> None:
+        """So many batches were taken from the run itself: go on behind them."""
+        assert self._cut is not None, "of these the run was given"
+        self._started += batches
+        samples, starts = self._cut
+        self._drawn = cut_at((samples, starts[self._started :]))
+
+    def forget(self, pending: PendingBatch) -> None:
+        """This batch failed, or did not come in time: nobody takes it."""
+        if isinstance(pending, BufferedBatch):
+            pending.forget()
+
+    def leave(self) -> None:
+        """No more is taken."""
+        if self._hold is not None:
+            self._buffer.leave(self._hold, self._all_taken(self._hold))
+
+    def _all_taken(self, hold: HeldData) -> bool:
+        if self._segment is None or not self._exhausted:
+            return False
+        if self.together is not None:  # what threads have taken ahead differs from rank to rank
+            return self._passage.batches == len(self._segment.sizes)
+        return hold.run.given == hold.base + len(self._segment.sizes)
+
+
+def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
+    """What batches of so many samples take while they are made and used (planning/budget.py)."""
+    if (
+        beneath.ragged
+    ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
+        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(beneath)]
+        batch = most_blocks(beneath.datasets, batch)
+    else:
+        fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
+    if beneath.first.constants is not None:
+        fields.append(SampleBytes(0, beneath.first.constants.nbytes))
+    scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
+    return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
+
+
+def made_nbytes(opened: FieldReader) -> int:
+    """The bytes of a sample as Fields make it, in memory of its own; 0 where it stays as it was read."""
+    rows, made = opened.rows, []
+    picked = opened.extents is not None and opened.extents.picked(np.zeros(1, np.int64)) is not None
+    if picked and opened.extents is not None:
+        made.append(opened.extents.nbytes_in(rows.layout))
+    for at, field in enumerate(opened.fields):
+        if field is not None:
+            own = opened.extents.shape_in(rows.layout) if picked and opened.extents is not None else None
+            shape, dtype = field.shape_of(own or rows.shapes[at if rows.extents is not None else 0], rows.dtype)
+            made.append(math.prod(shape) * dtype.itemsize)
+    kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
+    return sum(made) + kept
+
+
+class BufferedBatch(PendingBatch):
+    """A batch that a run makes."""
+
+    alone = False  # taken by the consumer's thread, which Ctrl-C may interrupt
+
+    def __init__(
+        self,
+        dataset: H5Dataset,
+        fields: list[PendingField],
+        nbytes: int,
+        running: Run,
+        number: int,
+        samples: int,
+        cut: InBlocks | None = None,
+        constants: ConstantsOfBatch | None = None,
+    ) -> None:
+        super().__init__(dataset.layouts, fields, constants)
+        self.nbytes, self._dataset = nbytes, dataset
+        self._cut = cut  # what the samples are to be cut of blocks by
+        self._running, self._number, self._samples = running, number, samples
+        self._came: list[Any] | None = None
+        self._counts: dict[str, int] = {}
+
+    def counts(self) -> dict[str, int]:
+        return self._counts
+
+    def arrived(self, seconds: float | None = None) -> list[Any]:
+        """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
+        values = self._came
+        if values is None:
+            cut, places = self._cut, self._samples if self._cut is None else self._cut.places
+            came, counts = self._running.wait(self._number, places, seconds)
+            values = self._dataset.by_field(came if cut is None else cut.fields(came))
+            values = [one.own(value) for one, value in zip(self.fields, values, strict=True)]
+            self._counts = {**counts, "made_by_run": 1}
+            self._came = values if self.alone else None
+        self._running.let_go(self._number)
+        return values
+
+    def forget(self) -> None:
+        """It is not asked for again."""
+        self._running.forget(self._number)

@@ -1,0 +1,142 @@
+"""What the planner knows of the datasets of a loader, and what a pass asks of a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solar.buffer import buffer_size as sizing
+from solar.errors import PlanError
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import Run
+from solar.planning.budget import Needs
+from solar.planning.pass_uses import PassUses, SampleUses
+from solar.planning.planned_passes import Piece
+from solar.planning.regions import whole_region
+from solar.planning.units import MOST_SAMPLES, not_carried, of_layout
+from solar.samplers.index_stream import Pass
+from solar.samples.dataset import H5Dataset
+from solar.samples.kinds import kind_of
+from solar.samples.ragged_reader import unlike
+from solar.samples.source import SampleSource
+from solar.values import Layout, Storage
+
+LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does not grow with a pass
+
+
+def layouts_beneath(beneath: SampleSource) -> list[Layout]:
+    """Of each H5Dataset each dataset that is read, as the pieces of `pieces_of` are."""
+    return beneath.layouts()
+
+
+def pieces_of(beneath: SampleSource) -> list[Piece]:
+    """What is planned for itself: of each H5Dataset each dataset that is read."""
+    return [
+        Piece(at, number, whole_region(of_layout(layout)), extents)
+        for at, dataset in enumerate(beneath.datasets)
+        for number, (layout, extents) in enumerate(held_of(dataset))
+    ]
+
+
+def held_of(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
+    """The Layouts that a buffer holds of it, each with what samples are made of in it."""
+    return [one for opened in dataset.opened() for one in opened.rows.held]
+
+
+def not_held(beneath: SampleSource, buffer: str) -> str:
+    """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
+    if beneath.boxes:
+        return _boxes_not_held(beneath)
+    if not beneath.ragged:
+        return next((said for layout in layouts_beneath(beneath) if (said := not_carried(layout))), "")
+    reasons = [
+        kind_of(read.extents).not_held(read.layout, read.extents)
+        for dataset in beneath.datasets
+        for read in dataset.reads
+    ]
+    why = next(filter(None, reasons), "") or unlike(beneath.datasets)
+    if not why or not buffer:
+        return why
+    raise PlanError(
+        f"buffer={buffer}: {beneath.first} has samples of unequal length, which no buffer holds here: "
+        f"{why}. Leave buffer= away, and each batch is read by itself"
+    )
+
+
+def _boxes_not_held(beneath: SampleSource) -> str:
+    """Why no buffer holds the blocks of these boxes; empty if one can."""
+    many = next((one for one in beneath.datasets if one.numbers > MOST_SAMPLES), None)
+    if many is not None:
+        return f"{many}: plans number up to {MOST_SAMPLES:,} samples"
+    held = (layout for dataset in beneath.datasets for layout, _ in held_of(dataset))
+    return next((said for layout in held if (said := not_carried(layout))), "")
+
+
+def worthwhile_bytes(
+    beneath: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
+) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why."""
+    if not (beneath.boxes or beneath.ragged):
+        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
+        return sizing.auto(reads, batch, storage, needs, ranks, epochs)
+    held = [one for dataset in beneath.datasets for one in held_of(dataset)]
+    wanted = sum(layout.nbytes if own is None else own.wanted_bytes(layout, batch) for layout, own in held)
+    tables = sum(own.tables_nbytes for _, own in held if own is not None)
+    return sizing.all_of_it([layout for layout, _ in held], wanted, storage, needs, ranks, epochs, tables)
+
+
+def most_rows_per_sample(beneath: SampleSource) -> int:
+    """The rows that make up a sample, of the field that has most of them."""
+    return max(1 if extents is None else extents.slots for _, extents in held_of(beneath.first))
+
+
+def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
+    """The samples of an epoch's pass, where they lie. Raises what datasets raise for indices that they do not have."""
+    samples, starts = made
+    which = None if len(beneath.datasets) == 1 else np.empty(len(samples), np.int64)
+    rows = samples if samples.dtype == np.int32 else np.empty(len(samples), np.int32)
+    for begin in range(0, len(samples), LOCATED):
+        here = slice(begin, begin + LOCATED)
+        datasets, found = beneath.locate(samples[here])
+        if which is not None:
+            which[here] = datasets
+        if rows is samples and not np.array_equal(found, samples[here]):
+            rows = samples.copy()  # else they are the same, and so is their memory
+        if rows is not samples:
+            rows[here] = found
+    return SampleUses(which, rows, starts.astype(np.int64, copy=False), epoch=epoch if beneath.draws else 0)
+
+
+def rows_of(beneath: SampleSource) -> list[Rows]:
+    """What reads each part: of each H5Dataset each dataset that is read."""
+    return [rows for dataset in beneath.datasets for one in dataset.opened() for rows in one.rows.held_rows]
+
+
+@dataclass(eq=False)
+class HeldData:
+    """The buffer as one pass has it, until it leaves: the run, and which of its batches are the pass's."""
+
+    run: Run
+    base: int  # number of the first batch in the run
+    orphaned: bool = False  # nobody was there to leave it properly
+
+
+class QueuedPass(NamedTuple):
+    """A segment that the run has, and no iterator has begun."""
+
+    segment: PassUses
+    base: int  # number of its first batch in the run
+
+
+class PassPlan(NamedTuple):
+    """What a pass asks of a buffer: these batches, made next."""
+
+    beneath: SampleSource
+    segment: PassUses
+    later: Callable[[], Iterator[Callable[[], PassUses]]]  # the passes after it, as far as they are known
+    needs: Callable[[], Needs]  # what its batches take of memory, beside what is kept; asked where a window begins
+    batch: int  # samples of a batch, at most
+    facts: Mapping[str, Any]  # what must be the same on all ranks

@@ -1,0 +1,248 @@
+"""RankGroup: the ranks that share the samples of a loader, and read, hold and exchange them together."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from solar.buffer.located import layouts_beneath, located, pieces_of
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.channels import detect, node_memory
+from solar.io.channels.meeting import TROUBLE, Peers, peers
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import Run, Running, shared_nbytes
+from solar.io.system.waiting import RANKS_PATIENCE
+from solar.planning.budget import Needs
+from solar.planning.pass_uses import PassUses, SampleUses
+from solar.planning.planned_passes import Piece
+from solar.planning.sharing import SENDING, Sharing
+from solar.samplers.index_stream import IndexStream, Pass
+from solar.samples.pending import leaves
+from solar.samples.source import SampleSource
+from solar.values import RunPart
+
+log = logging.getLogger("solar")
+
+PATIENCE, PATIENCE_UNASKED = RANKS_PATIENCE, 60.0  # where somebody asked for a buffer, and where nobody did
+Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
+Balance = Literal["torch", "equal", "uneven"]
+
+
+class DividedPass(NamedTuple):
+    """A pass as one rank has it."""
+
+    segment: PassUses
+    batches: Pass  # the samples of its batches, as the dataset calls them
+    facts: dict[str, Any]  # what must be the same on all ranks
+
+
+def check_exchange(exchange: str, balance: str | None) -> None:
+    """ValueError for what these cannot be."""
+    if exchange not in get_args(Exchanges):
+        raise ValueError(f"exchange={exchange!r}: it is one of {', '.join(map(repr, get_args(Exchanges)))}")
+    if balance is not None and balance not in get_args(Balance):
+        raise ValueError(f"balance={balance!r}: it is None, or one of {', '.join(map(repr, get_args(Balance)))}")
+
+
+def those_of(exchange: str, order: IndexStream) -> Peers | None:
+    """Whom the samples are shared with; None where each process goes its own way."""
+    if exchange == "off" or order.of_all(0) is None:
+        return None
+    replicas = order.sampler.num_replicas
+    if replicas == 1:
+        return None
+    found = peers(exchange)
+    if found is not None and found.ranks != replicas and exchange == "auto":
+        log.info(
+            "each process has a buffer of its own: the sampler divides among %d, and there are %d processes; with "
+            'exchange="read" those of a node share one, if all of them iterate',
+            replicas, found.ranks,
+        )  # fmt: skip
+        return None
+    return found
+
+
+def check_alone(balance: str | None) -> None:
+    """PlanError where a process by itself is to divide samples among ranks."""
+    if balance in ("equal", "uneven"):
+        raise PlanError(
+            f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
+            "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
+        )
+
+
+class RankGroup:
+    """Who is there, who takes what, and who reads it.
+
+    With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
+    divided into home regions of the ranks, and each node reads its own. Boxes, and samples of unequal length, have no
+    homes.
+    """
+
+    def __init__(
+        self,
+        with_: Peers,
+        beneath: SampleSource,
+        order: IndexStream,
+        exchange: str,
+        balance: str | None,
+        facts: Mapping[str, Any],
+        nbytes: int,
+        wanted: bool,
+        replaced: ReadError | None,
+    ) -> None:
+        datasets = beneath.datasets
+        anywhere = "boxes" if beneath.boxes else "samples of unequal length" if beneath.ragged else ""
+        if anywhere and balance not in (None, "torch"):
+            raise PlanError(
+                f"{datasets[0]} has {anywhere}, which are not divided among ranks by where they lie: "
+                f"balance={balance!r}; leave it away, and each node holds what its ranks take"
+            )
+        self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
+        self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
+        self.rank: int = order.sampler.rank  # which part of the samples is its own
+        self.ranks: int = order.sampler.num_replicas
+        own = {"part": self.rank}
+        alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
+        data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_beneath(beneath)[:8]]
+        data += [own.digest[:16] for one in datasets for own in leaves(one.extents)[:8] if own is not None][:8]
+        same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
+        least = {"alone": alone, "nbytes": nbytes}
+        self.replaced = replaced
+        same[TROUBLE] = None if self.replaced is None else str(self.replaced)
+        try:
+            self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
+        except PlanError:
+            self.check_files()  # this rank's own error says more
+            raise
+        self.check_files()
+        self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
+        self.nodes = max(self._met.node_of) + 1
+        self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
+        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 or anywhere else "equal"
+        if at_home_ != "torch" and not self._met.least["alone"]:
+            if balance is not None:
+                raise ValueError(
+                    f"balance={balance!r}: each of the {with_.ranks} processes must have the part of the samples that "
+                    "is named after its rank; give the sampler no rank of its own"
+                )
+            at_home_ = "torch"
+        self.balance = at_home_
+        self.exchange = self._carried_by(exchange)
+        node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
+        self._sharing = Sharing(
+            pieces_of(beneath), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange
+        )
+
+    def _carried_by(self, exchange: str) -> str:
+        """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
+        if self.nodes == 1 or self.balance != "equal":
+            return ""
+        return self.peers.by if exchange == "auto" else exchange
+
+    @property
+    def names(self) -> list[str]:
+        """What the processes of this node are called."""
+        return [f"rank {rank} of {self.peers.ranks}" for rank in self._met.mates]
+
+    @property
+    def place(self) -> int:
+        """Which of the processes of this node this is."""
+        return list(self._met.mates).index(self.peers.rank)
+
+    # --- meetings ----
+
+    def needs(self, facts: Mapping[str, Any], own: Needs) -> list[Needs]:
+        """A run begins, on all ranks: what the batches of each process of this node take."""
+        mine = {"needs": list(own), "door": secrets.token_hex(16)}
+        self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
+        return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
+
+    def least(self, own: Mapping[str, int]) -> dict[str, int]:
+        """Of each number the least that a rank has."""
+        return self.peers.meet(f"a trial of {self._name}", {}, {}, own, self._seconds).least
+
+    def check_files(self, running: Run | None = None) -> None:
+        """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
+        error, self.replaced = self.replaced, None
+        if error is not None and running is not None:
+            running.fail(error)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame, which its traceback keeps, would keep each other alive
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """What each rank does by itself before a run begins. An error on one rank is raised on all."""
+        what = f"the plan of a new run for {self._name}"
+        try:
+            self.check_files()
+            yield
+        except Exception as error:
+            with suppress(PlanError):  # this rank's own error says more
+                self.peers.meet(what, {TROUBLE: str(error)}, {}, {}, self._seconds)
+            raise
+        self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
+
+    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
+        """What carries out a plan of this node, right after `needs`."""
+        made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
+        if len(self.names) > 1:
+            door = next(iter(self._met.mates.values()))["door"]
+            memory = node_memory.join(door, self.place, self.names, shared_nbytes(parts), check=self.peers.check)
+        running = Running(rows, parts, made, scratch, memory, lends)
+        shared = sum(part.pages * part.page for part in parts)
+        running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
+        if self.exchange not in SENDING:
+            return running
+        from solar.distributed.exchange import Exchange, mail  # only where samples travel between nodes
+
+        return Exchange(running, mail(self.exchange, self.peers.check), max(1, staged - made))
+
+    # --- who takes what ----
+
+    def _facts(self, uses: SampleUses) -> dict[str, Any]:
+        """What of a pass must be the same on all ranks."""
+        checksum = 0
+        for column in (uses.which, uses.rows, uses.starts):
+            checksum = zlib.crc32(b"-" if column is None else np.ascontiguousarray(column).data, checksum)
+        return {
+            "steps": len(uses.starts) - 1, "samples": len(uses.rows),
+            "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
+        }  # fmt: skip
+
+    def divided(self, beneath: SampleSource, made: Pass, epoch: int) -> DividedPass:
+        """This rank's part of a pass of all ranks."""
+        uses = located(beneath, made, epoch)
+        segment, own = self._sharing.divided(uses)
+        return DividedPass(segment, (made[0][own.uses], own.starts), self._facts(uses))
+
+    def pieces(self) -> list[Piece]:
+        """What this node plans: its region of each field of each H5Dataset."""
+        return self._sharing.planned()
+
+
+class RankMemory(NamedTuple):
+    """What a pass may have of the buffer."""
+
+    together: RankGroup | None  # with whom
+    nbytes: int
+    apart: int  # processes of this node that have as much each
+    epochs_left: int | None
+
+
+def placed(error: SolarError) -> SolarError:
+    """The error with the rank that it happened on, where there are several."""
+    with suppress(PlanError):
+        world = detect()
+        if world.ranks > 1 and error.args:
+            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
+    return error

@@ -1,0 +1,119 @@
+"""A thread that plans while batches are taken, and ends with the program."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+from solar.io.system import lifecycle
+
+Made = TypeVar("Made")
+Stopping = threading.Event  # set when nobody wants any more what a thread makes
+
+
+class PlanningStopped(Exception):
+    """Nobody wants any more what a thread makes."""
+
+
+class Background(threading.Thread):
+    """A thread that does one thing, and may be told to stop."""
+
+    def __init__(self, do: Callable[[Stopping], None]) -> None:
+        super().__init__(name="solar-planning")
+        self._do: Callable[[Stopping], None] | None = do
+        self._stopped = Stopping()
+        # A thread is waited for by this, and never joined: the garbage collector may wait for one amid threading's own
+        # code, whose lock the end of a thread that is joined needs.
+        self._done, self._process = threading.Event(), os.getpid()
+        self._error: Exception | None = None
+        _running.add(self)
+        self.start()
+
+    def run(self) -> None:
+        assert self._do is not None
+        try:
+            self._error, self._do = failed(self._do, self._stopped), None
+        finally:
+            self._done.set()
+
+    def error(self) -> Exception | None:
+        """What went wrong, once it has ended. Once: an error keeps alive what led to it."""
+        self._wait()
+        error, self._error = self._error, None
+        return error
+
+    def stop(self, wait: bool = True) -> None:
+        """Has it stop as soon as it looks."""
+        self._stopped.set()
+        if wait and threading.current_thread() is not self:
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._process == os.getpid():  # else it is not here: it stayed where this process was forked from
+            self._done.wait()
+
+
+def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> Exception | None:
+    """Does it. Gives what went wrong."""
+    try:
+        do(stopped or Stopping())
+    except PlanningStopped:
+        pass
+    except Exception as error:
+        return error
+    return None
+
+
+def in_background(do: Callable[[Stopping], None]) -> Background | None:
+    """The work, begun; None where no thread can be had."""
+    try:
+        return Background(do)
+    except RuntimeError:
+        return None
+
+
+def apart(make: Callable[[Stopping], Made]) -> Made:
+    """What is made, in another thread, for an error caught there keeps the frames of all callers alive."""
+    made: list[Made] = []
+    work = in_background(lambda stopped: made.append(make(stopped)))
+    if work is None:
+        return make(Stopping())
+    try:
+        error = work.error()
+    except BaseException:  # Ctrl-C
+        work.stop(wait=False)
+        raise
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # or it and this frame, which its traceback keeps, would keep each other alive
+    if not made:
+        raise PlanningStopped
+    return made[0]
+
+
+def unless(stopped: Stopping, make: Callable[[], Made]) -> Callable[[], Made]:
+    """Makes it, unless nobody wants it any more."""
+
+    def made() -> Made:
+        if stopped.is_set():
+            raise PlanningStopped
+        return make()
+
+    return made
+
+
+# The interpreter joins threads at its end, before anything else: they must not plan to their end.
+_running: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def stop_planning() -> None:
+    for work in list(_running):
+        work.stop(wait=False)
+
+
+lifecycle.before_threads_end(stop_planning)

@@ -1,0 +1,85 @@
+"""Decodes the rows of an encoded view on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from solar.device.finish import Told, as_signed
+from solar.io.reading.encoded import Encoded
+
+if TYPE_CHECKING:
+    from solar.device.kernels import Heads
+
+Tensor = torch.Tensor
+
+NBYTES_AT = 72  # where a chunk says how long it is (io/FORMAT.md)
+INSIDE = 2  # the set of a chunk with tables of its own, and of the next such one 3
+# What the host knows of a row; of what is said of a whole batch, what holds for it and all beside it.
+HEAD_DTYPE = np.dtype("i8, u4, i8, i8, ?, ?, i4")
+HEAD_DTYPE.names = ("length", "number", "tiles", "values", "twice", "dense", "set")
+
+
+class Decoding:
+    """Makes the samples, of type `out` if not their own, of rows of a view that lie on the device."""
+
+    def __init__(self, view: Encoded, device: torch.device, out: torch.dtype | None = None) -> None:
+        from solar.device.kernels import Decoder  # only who decodes there needs it
+
+        own = torch.from_numpy(np.empty(0, view.dtype)).dtype
+        self._shape, self._device, self._dtype = view.shape, device, out or own
+        self._by = [Decoder(own, view.shape, tables or None, device, self._dtype) for tables in view.tables]
+
+    def told(self, host: Tensor) -> Told:
+        """What is to be known of rows to decode them, one by one. CodecError for a damaged one."""
+        stored = host.numpy()
+        told = np.empty(len(stored), HEAD_DTYPE)
+        told["length"] = chunk_lengths(stored)
+        told["number"] = np.ascontiguousarray(stored[:, -4:]).view("<u4")[:, 0]
+        for number in np.unique(told["number"]).tolist():
+            here = np.flatnonzero(told["number"] == number)
+            rows = stored if len(here) == len(stored) else stored[here]
+            heads = self._by[number].inspect(rows, told["length"][here], checked=True)  # by native code, in the reading
+            for name in ("tiles", "values", "twice", "dense"):
+                told[name][here] = getattr(heads, name)
+            told["set"][here] = np.minimum(heads.sets, INSIDE)
+        return told
+
+    def __call__(self, rows: Tensor, told: Told) -> Tensor:
+        """The samples of the rows, of which `told` is known."""
+        numbers = told["number"]
+        made = torch.empty((len(rows), *self._shape), dtype=self._dtype, device=self._device)
+        if (numbers == numbers[:1]).all():
+            self._alike(rows, told, made)
+            return made
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            there = torch.from_numpy(here).to(self._device)
+            part = torch.empty((len(here), *self._shape), dtype=self._dtype, device=self._device)
+            self._alike(rows[there], told[here], part)
+            as_signed(made)[there] = as_signed(part)
+        return made
+
+    def _alike(self, rows: Tensor, told: Told, made: Tensor) -> None:
+        """Decodes rows whose chunks may ask for the same tables."""
+        if len(told):
+            self._by[int(told["number"][0])].decode(rows, told["length"], inspect_rows(told), made)
+
+
+def inspect_rows(told: Told) -> Heads:
+    """What the decoder is told of these rows together."""
+    from solar.device.kernels import Heads
+
+    sets = told["set"].copy()
+    inside = np.flatnonzero(sets == INSIDE)
+    sets[inside] += np.arange(len(inside), dtype=sets.dtype)  # they have tables each
+    most = {name: int(told[name].max()) for name in ("tiles", "values")}
+    return Heads(**most, twice=bool(told["twice"].any()), dense=bool(told["dense"].any()), sets=sets)
+
+
+def chunk_lengths(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The bytes of the chunk in each row, as it says itself; native code has compared them with the file's index."""
+    return np.ascontiguousarray(rows[:, NBYTES_AT : NBYTES_AT + 4]).view("<u4")[:, 0].astype(np.int64)

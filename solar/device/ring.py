@@ -1,0 +1,250 @@
+"""Pinned memory, and the operations that copying needs of an asynchronous device."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from solar import _native
+
+Tensor = torch.Tensor
+
+
+class StreamMark(Protocol):
+    """A point in the work of a stream: torch.cuda.Event, or what a test has in its place."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class Streams(Protocol):
+    """A stream of copies beside that of the consumer, and what orders the two without either waiting for the host."""
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Host memory that the device copies from by itself. RuntimeError where there is none."""
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether the device copies from a tensor by itself."""
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """Device work begun within goes to the stream of copies, and so does the memory it takes."""
+
+    def there(self, host: Tensor) -> Tensor:
+        """A tensor on the device, to which the copy of `host` is begun. Within `beside`."""
+
+    def mark(self) -> StreamMark:
+        """The work begun so far beside the consumer."""
+
+    def follow(self, mark: StreamMark) -> None:
+        """What the consumer begins from now on begins on the device after `mark`."""
+
+    def keep(self, tensor: Tensor) -> None:
+        """The tensor's memory is not used again before what the consumer will have begun with it is done."""
+
+    def continued(self) -> None:
+        """What the consumer begins from now on comes after all that it began before, also in another stream."""
+
+
+class CudaStreams:
+    """Streams of a CUDA device.
+
+    Memory of what lands is taken while the stream of copies is current, so torch's allocator gives it out again to that
+    stream alone, in its order. The consumer's kernels run in another stream: `follow` makes that wait for the copy,
+    and `keep` (record_stream) makes the allocator wait, once the last reference is gone, for all that the consumer has
+    begun until then. Without the one a kernel would read what is not there yet, without the other the next copy could
+    write to what a kernel still reads.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._last: Any = None
+
+    def pinned(self, nbytes: int) -> Tensor:
+        with torch.cuda.device(self._device):  # a thread begins on device 0, which may be another rank's
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def beside(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._side)
+
+    def there(self, host: Tensor) -> Tensor:
+        made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self._device)
+        return made.copy_(host, non_blocking=True)
+
+    def mark(self) -> StreamMark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._side)
+        return event
+
+    def follow(self, mark: StreamMark) -> None:
+        torch.cuda.current_stream(self._device).wait_event(mark)  # type: ignore[arg-type]
+
+    def keep(self, tensor: Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def continued(self) -> None:
+        now = torch.cuda.current_stream(self._device)
+        if self._last is not None and self._last != now:
+            now.wait_stream(self._last)
+        self._last = now
+
+
+# type of a device: what has streams. Any other is copied to while the consumer waits.
+STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": CudaStreams}
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a device; None where it has none that we know."""
+    make = STREAMS.get(device.type)
+    return None if make is None else make(device)
+
+
+def named_device(given: str | int | torch.device) -> torch.device:
+    """The device of this name, whether it is there or not. ValueError for what is no device's."""
+    try:
+        return torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device={given!r}: {error}") from None
+
+
+def device_of(given: str | int | torch.device) -> torch.device:
+    """The device, with its number where its kind has several. ValueError where there is none such."""
+    device = named_device(given)
+    if device.type != "cuda":
+        return device
+    found = torch.cuda.device_count()
+    number = device.index if device.index is not None else torch.cuda.current_device() if found else 0
+    if number >= found:
+        raise ValueError(
+            f"device={str(given)!r}: torch finds {found} CUDA devices here. Give device='cpu', or see "
+            "torch.cuda.is_available()"
+        )
+    return torch.device("cuda", number)
+
+
+log = logging.getLogger("solar")
+
+SLOTS = 2  # of pinned memory for what is copied there: one is filled while the other is copied from
+ADOPTED_FROM = 64 << 10  # bytes; smaller ones are copied in no time
+TENSOR_ALIGNMENT = 64  # bytes, at a multiple of which each tensor begins in a slot
+
+_told = threading.Event()  # that there is no pinned memory: said once
+
+
+class PinnedPool:
+    """Pinned memory that the process's pool of batches hands out before other, as long as this loader needs it.
+
+    Native threads then read to it, whoever they read for. It comes to be as batches that are not in it pass by.
+    """
+
+    left: list[Tensor] = []  # noqa: RUF012  # what was in use when a loader ended
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._memory: list[Tensor] = []
+        self._made: Counter[int] = Counter()  # of each tensor of a batch
+
+    def take_the_place_of(self, number: int, tensor: Tensor, most: int) -> None:
+        """Next time this tensor of a batch may be in pinned memory, if it is in the pool's; up to so many pieces."""
+        nbytes = _native.pool_nbytes(tensor.data_ptr()) if tensor.nbytes >= ADOPTED_FROM else 0
+        if nbytes == 0 or self._made[number] >= most:
+            return
+        memory = pin_memory(self._streams, nbytes)
+        if memory is None:
+            self._made[number] = most  # nor will there be more
+            return
+        self._made[number] += 1
+        self._memory.append(memory)
+        _native.pool_adopt(memory.data_ptr(), nbytes)
+
+    def close(self) -> None:
+        """Frees what is not in use; what is, when another loader ends."""
+        PinnedPool.left += self._memory
+        self._memory, self._made = [], Counter()
+        PinnedPool.left[:] = [one for one in PinnedPool.left if not _native.pool_disown(one.data_ptr())]
+
+    def __del__(self) -> None:
+        self.close()  # or the pool would hand out what was freed
+
+
+class Ring:
+    """The memory that an iterator's batches are copied from: `adopted`, and SLOTS for what does not lie there."""
+
+    def __init__(self, streams: Streams, adopted: PinnedPool, most: int) -> None:
+        self._streams, self._adopted, self._most = streams, adopted, most
+        self._slots: deque[Tensor] = deque()
+        self.staged_nbytes = 0  # that the host copied
+
+    def staged(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors in pinned memory; themselves where they are there already, or nothing can be pinned.
+
+        What was staged two calls ago is overwritten: it must have been copied to the device.
+        """
+        left = [number for number, one in enumerate(tensors) if not self._streams.is_pinned(one)]
+        hosts = list(tensors)
+        for number, host in zip(left, self._copied([tensors[number] for number in left]), strict=True):
+            hosts[number] = host
+            self._adopted.take_the_place_of(number, tensors[number], self._most)
+        return hosts
+
+    def _copied(self, tensors: list[Tensor]) -> list[Tensor]:
+        strides = [torch.empty_like(one, device="meta").stride() for one in tensors]  # dense, as `to` would have them
+        ends = [0]
+        for one in tensors:
+            ends.append(-(-(ends[-1] + one.nbytes) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
+        slot = self._next(ends[-1]) if ends[-1] else None
+        if slot is None:
+            return tensors
+        hosts = []
+        for one, stride, at in zip(tensors, strides, ends, strict=False):
+            flat = slot[at : at + one.nbytes].view(one.dtype)
+            hosts.append(flat.as_strided(one.shape, stride, flat.storage_offset()).copy_(one))
+            self.staged_nbytes += one.nbytes
+        return hosts
+
+    def _next(self, nbytes: int) -> Tensor | None:
+        """The slot used longest ago."""
+        slot = self._slots.popleft() if len(self._slots) == SLOTS else None
+        if slot is None or slot.nbytes < nbytes:
+            del slot  # before its successor is taken
+            slot = pin_memory(self._streams, nbytes)
+        if slot is not None:
+            self._slots.append(slot)
+        return slot
+
+
+def pin_memory(streams: Streams, nbytes: int) -> Tensor | None:
+    """So many bytes of pinned memory; None, with a word about the limit, where there is none."""
+    try:
+        return streams.pinned(nbytes)
+    except RuntimeError as error:
+        _tell(nbytes, error)
+        return None
+
+
+def _tell(nbytes: int, error: RuntimeError) -> None:
+    if _told.is_set():
+        return
+    _told.set()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
+    log.warning(
+        "no pinned memory of %s bytes for batches on their way to the device (%s), so copies are slower and keep the "
+        "host busy. The limit of locked memory (RLIMIT_MEMLOCK, `ulimit -l`) is %s: raise it, or give smaller batches",
+        f"{nbytes:,}",
+        str(error).splitlines()[0],
+        limit,
+    )

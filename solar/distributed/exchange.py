@@ -1,0 +1,722 @@
+"""Exchange: batches that need rows from other nodes, whose ranks send them ahead of need.
+
+    Running --batch--> its parcel is sent, its own places wait for rows of others --all here--> wait() --> let_go()
+
+A batch's memory holds its own rows, and behind them the parcel: rows for other ranks. Ranks send each other rows in the
+order of their batches: a head of four numbers, then the rows of each field. Fields that have rows of their own travel
+one after another, each behind a head. A rank that closes sends END, and receives what still comes until the others have
+sent END, too. So nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.channels.bulk import NAME, BulkChannel, Bytes, Errand, Gone
+from solar.io.channels.bulk import mail as mail
+from solar.io.reading.engine import LAST_WAIT
+from solar.io.reading.run import Running
+from solar.io.system import lifecycle
+from solar.io.system.waiting import GLANCE, WaitTimeout, until, until_others
+from solar.values import PartScript, Transfers
+
+
+class Stretch(NamedTuple):
+    """Batches from number `base` on, and their exchanged rows: those of step s lie in [at[s], at[s + 1])."""
+
+    base: int
+    sizes: NDArray[np.int64]  # rows of the batches' memory
+    sent: NDArray[np.int64]  # as in Parcels
+    sent_at: NDArray[np.int64]
+    come: NDArray[np.int64]
+    come_at: NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Batch:
+    """A batch of the exchange."""
+
+    number: int
+    read: float = 0.0  # the time when the run had made it
+    said: float = 0.0  # the time when all peers had announced their rows
+    here: float = 0.0  # the time when all rows had arrived
+    values: list[NDArray[Any]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    error: Exception | None = None
+    missing: list[int] = field(default_factory=list)  # of each letter that is not here yet, whose it is
+    exchanged: int = 0  # bytes that came
+    letters: list[tuple[int, Any]] = field(default_factory=list)  # on their way to peers
+    sent: bool = False
+    taken: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be taken: it is complete, or has failed."""
+        return not self.taken and (self.error is not None or not self.missing)
+
+
+class PendingExchange:
+    """At most `window` batches, shared by the threads that exchange and those that take. Any thread may call."""
+
+    def __init__(self, window: int) -> None:
+        self.changed = threading.Condition()  # of an RLock: garbage may be collected while it is held
+        self.batches: dict[int, Batch] = {}
+        self.given = 0
+        self.closing = False
+        self.fatal: Exception | None = None  # the error that stopped the exchange
+        self._window = window
+        self._unwanted: set[int] = set()
+        self._stretches: deque[Stretch] = deque()
+        self._next = self._appended = 0
+
+    def append(self, stretch: Stretch) -> None:
+        """Appends the next stretch."""
+        with self.changed:
+            self._stretches.append(stretch)
+            self._appended += len(stretch.sizes)
+            self.changed.notify_all()
+
+    def room(self) -> tuple[int, Stretch] | None:
+        """Waits for room; gives the number of the next batch and its stretch. None at the end."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.ends() or (self._next < self._appended and len(self.batches) < self._window)
+            )
+            if self.ends():
+                return None
+            while self._next >= self._stretches[0].base + len(self._stretches[0].sizes):
+                self._stretches.popleft()
+            return self._next, self._stretches[0]
+
+    def ends(self) -> bool:
+        """Whether no further batch will begin."""
+        return self.closing or self.fatal is not None
+
+    def put(self, batch: Batch) -> None:
+        """Adds the next batch."""
+        with self.changed:
+            self._next = batch.number + 1
+            self.batches[batch.number] = batch
+            if batch.number in self._unwanted:
+                self.let_go(batch.number)
+            self.changed.notify_all()
+
+    def whole(self, number: int, seconds: float) -> Batch | None:
+        """This batch, if it is complete within this time. Raises its error if it failed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_whole(number) or self.ends() or number in self._unwanted, seconds)
+            if self._is_whole(number):
+                return self.batches[number]
+            if number in self._unwanted:
+                raise RuntimeError("this batch was given up")
+            if self.fatal is not None:
+                raise type(self.fatal)(str(self.fatal))
+            if self.closing:
+                raise RuntimeError("this run was closed")
+            return None
+
+    def _is_whole(self, number: int) -> bool:
+        batch = self.batches.get(number)
+        return batch is not None and batch.whole
+
+    def let_go(self, number: int) -> None:
+        """Hands this batch over to whoever waited for it."""
+        with self.changed:
+            batch = self.batches.get(number)
+            if batch is not None and not batch.taken:
+                batch.taken = True
+                self.given += 1
+                self._leave(batch)
+
+    def forget(self, number: int) -> None:
+        """Drops a batch that nobody will ask for, whether it is here or comes later."""
+        with self.changed:
+            self._unwanted.add(number)
+            self.let_go(number)
+            self.changed.notify_all()
+
+    def came(self, peer: int, batch: Batch, nbytes: int, error: Exception | None = None) -> None:
+        """Notes that a letter of a peer for a batch has arrived, or failed with `error`."""
+        with self.changed:
+            batch.exchanged += nbytes
+            batch.error = batch.error or error
+            batch.missing.remove(peer)
+            batch.here = time.monotonic()
+            self._leave(batch)
+            self.changed.notify_all()
+
+    def left(self, batch: Batch) -> None:
+        """Notes that its parcel was sent."""
+        with self.changed:
+            batch.letters, batch.sent = [], True
+            self._leave(batch)
+
+    def _leave(self, batch: Batch) -> None:
+        """Makes room for another batch, if nobody needs this one."""
+        if batch.taken and batch.sent and not batch.missing:
+            self.batches.pop(batch.number, None)
+            self.changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Fails all batches that are not complete."""
+        with self.changed:
+            if self.fatal is None:
+                known = isinstance(error, SolarError)
+                self.fatal = error if known else RuntimeError(f"the exchange of samples failed: {error!r}")
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Closes: nobody will ask for incomplete batches."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+
+
+# Traffic: the threads of an Exchange. The poster takes batches from the run and sends rows; errands do the rest.
+
+
+ROWS, FAILED, END = 1, 2, 3
+TEXT = 4096  # bytes of an error's text, at most
+LAST = -1  # the number of what is no batch: the ENDs
+
+
+class Head(NamedTuple):
+    """What a letter begins with: four numbers."""
+
+    kind: int  # what follows
+    number: int  # of which batch
+    letter: int  # of which arrays of it
+    length: int  # how many rows that are, or bytes of a text that says why
+
+
+class DueTransfer(NamedTuple):
+    """A letter that is to come."""
+
+    batch: Batch
+    letter: int
+    places: NDArray[np.int64]  # of its rows, in the batch
+
+
+class TransferThreads:
+    """The threads that work on the batches underway, and what they know of the peers."""
+
+    def __init__(
+        self, running: Running, mail: BulkChannel, underway: PendingExchange, letters: Sequence[slice]
+    ) -> None:
+        self._running, self._mail, self._underway = running, mail, underway
+        self._arrays = letters  # which arrays of a batch each of its letters has
+        self._changed = underway.changed
+        self._due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
+        self._outgoing: deque[Batch] = deque()
+        self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
+        self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
+        self._broken = ""  # the error that all others are told with END
+        self._late = ""
+        self._over = self._freed = self._dropped = False
+        self._posting = True
+        self._open = 1  # threads and errands: the poster
+        self._counted = dict.fromkeys(
+            ("sent_rows", "sent_bytes", "received_rows", "received_bytes", "inbox_bytes", "inbox_peak_bytes"), 0
+        )
+        self._poster = threading.Thread(target=self._post_all, name=NAME, daemon=True)
+        self._poster.start()
+
+    def waiting_for(self, number: int) -> str:
+        """What this batch still waits for, in words."""
+        with self._changed:
+            batch = self._underway.batches.get(number)
+            return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted({*batch.missing}))
+
+    def counts(self) -> dict[str, int]:
+        """Rows and bytes sent and received; the bytes of boxes for arriving rows, now and at most."""
+        with self._changed:
+            return dict(self._counted)
+
+    def close(self, seconds: float) -> bool:
+        """Ends it. True if all others end within this time; if not, threads stay to receive what they send."""
+        self._underway.close()
+        self._running.close()  # the poster may wait for it
+        if threading.current_thread().name == NAME:
+            return True  # the garbage collector's doing: no thread can wait for itself
+        if not self._all_over(seconds):
+            self._mail.slow_down()
+            return False
+        self._poster.join(seconds)
+        self._free(seconds)
+        return True
+
+    def drop(self) -> None:
+        """Ends it without waiting: the poster's thread waits, and frees the memory."""
+        with self._changed:
+            self._dropped, posting = True, self._posting
+        self._underway.close()
+        if not posting:
+            self._running.close()
+
+    def _all_over(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open == 0, seconds)
+
+    def _free(self, seconds: float) -> None:
+        """Ends the threads of the mail when all is over, and frees its communicator, once."""
+        with self._changed:
+            free, self._freed = not self._freed and not self._broken, True
+        self._mail.join(seconds)
+        if free:
+            self._mail.free()
+
+    def open_peers(self) -> str:
+        """The ranks that have not closed, in words."""
+        with self._changed:
+            names = [self._named(peer) for peer in self._others() if peer not in self._reasons]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{', '.join(names[:3])}{more} {'has' if len(names) == 1 else 'have'}"
+
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self._mail.ranks) if peer != self._mail.rank]
+
+    def _named(self, peer: int) -> str:
+        return f"rank {peer} of {self._mail.ranks}"
+
+    # --- the poster: takes batches from the run, in their order ----
+
+    def _post_all(self) -> None:
+        try:
+            while (coming := self._underway.room()) is not None and self._read_and_post(*coming):
+                pass
+        except Exception as error:  # a bug; nobody shall wait for ever because of it
+            self._underway.fail(error)
+        self._say_end()
+        self._closed()
+        with self._changed:
+            self._posting = self._dropped
+        if self._posting:
+            self._running.close()
+            self._all_over(None)
+            self._free(LAST_WAIT)
+
+    def _read_and_post(self, number: int, stretch: Stretch) -> bool:
+        """False at the end. Nothing is left of a batch while the next one is waited for, which may need its memory."""
+        batch = self._read(number, stretch)
+        if batch is not None:
+            self._post(batch, stretch)
+        return batch is not None
+
+    def _read(self, number: int, stretch: Stretch) -> Batch | None:
+        """Waits until the run has made the next batch; None at the end."""
+        batch = Batch(number)
+        rows = int(stretch.sizes[number - stretch.base])
+        while not batch.read:
+            try:
+                batch.values, batch.counts = self._running.wait(number, rows, GLANCE)
+            except WaitTimeout as late:
+                self._late = str(late).partition("still waiting for ")[2]
+                if self._underway.ends():
+                    return None
+                continue
+            except Exception as error:  # of this batch: raised to whoever takes it
+                if self._underway.closing:
+                    return None
+                batch.error = error.with_traceback(None)
+            batch.read = batch.here = time.monotonic()
+        self._running.let_go(number)
+        return batch
+
+    def _post(self, batch: Batch, stretch: Stretch) -> None:
+        """Sends the rows of this batch that others need, and begins to receive those that others have."""
+        step = batch.number - stretch.base
+        come = stretch.come[stretch.come_at[step] : stretch.come_at[step + 1]]
+        every, ranks = len(self._arrays), self._mail.ranks
+        found, firsts = np.unique(come[:, 0] % every * ranks + come[:, 1], return_index=True)
+        letters, peers = (found // ranks).tolist(), (found % ranks).tolist()
+        places = np.split(come[:, 2], firsts[1:])
+        for letter, peer, begin, end in stretch.sent[stretch.sent_at[step] : stretch.sent_at[step + 1]].tolist():
+            self._send(batch, peer, letter % every, begin, end)
+        batch.missing, batch.sent = peers[:], not batch.letters
+        with self._changed:
+            self._underway.put(batch)
+            for letter, peer, its in zip(letters, peers, places, strict=False):  # if nothing comes, one empty array
+                self._due[peer].append(DueTransfer(batch, letter, its))
+                if peer in self._reasons:
+                    self._fail_due(peer)
+        for peer in {*peers}:
+            self._listen_to(peer)
+        if not batch.sent:
+            self._wait_sent(batch)
+
+    def _send(self, batch: Batch, peer: int, letter: int, begin: int, end: int) -> None:
+        """Sends rows [begin, end) of this batch, of the arrays of a letter, or the reason why there are none."""
+        if begin == end:
+            return
+        if batch.error is None:
+            pieces = [_bytes(one[begin:end]) for one in batch.values[self._arrays[letter]]]
+            self._letter(batch, peer, Head(ROWS, batch.number, letter, end - begin), pieces)
+            self._count(sent_rows=end - begin, sent_bytes=sum(piece.nbytes for piece in pieces))
+        else:
+            text = encode_text(str(batch.error))
+            self._letter(batch, peer, Head(FAILED, batch.number, letter, len(text)), [text])
+
+    def _letter(self, batch: Batch, peer: int, head: Head, pieces: list[Bytes]) -> None:
+        try:
+            for piece in (_bytes(np.array(head, np.int64)), *pieces):
+                if piece.nbytes:
+                    batch.letters.append((peer, self._mail.send(peer, piece)))
+        except Gone as error:
+            self._lost(peer, error)
+
+    def _say_end(self) -> None:
+        """Tells all others that nothing more comes, and listens to them until they say so, too."""
+        last, text = Batch(LAST), encode_text(self._broken)
+        for peer in self._others():
+            self._letter(last, peer, Head(END, LAST, 0, len(text)), [text])
+        self._over = True
+        self._wait_sent(last)
+        for peer in self._others():
+            self._listen_to(peer)
+
+    # --- the errands: they wait until sent rows have left and expected rows are here ----
+
+    def _wait_sent(self, batch: Batch) -> None:
+        self._outgoing.append(batch)
+        self._begin(self._mail.rank, self._finish_sending)
+
+    def _listen_to(self, peer: int) -> None:
+        self._begin(peer, lambda: self._listen(peer))
+
+    def _begin(self, name: int, errand: Callable[[], Errand]) -> None:
+        """Begins this errand, or wakes it if it was begun. Called by the poster alone."""
+        bell = self._bells.get(name)
+        if bell is not None:
+            bell.set()
+            return
+        with self._changed:
+            self._open += 1
+        self._bells[name] = self._mail.run(self._guarded(errand()))
+
+    def _guarded(self, errand: Errand) -> Errand:
+        try:
+            yield from errand
+        except Exception as error:  # a bug; nobody shall wait for ever because of it
+            self._underway.fail(error)
+        finally:
+            self._closed()
+
+    def _closed(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def _finish_sending(self) -> Errand:
+        while True:
+            while not self._outgoing:
+                yield None
+            batch = self._outgoing.popleft()
+            for peer, letter in batch.letters:
+                try:
+                    yield [letter]
+                except Gone as error:
+                    self._lost(peer, error)
+            self._underway.left(batch)
+            if batch.number == LAST:
+                return
+            batch = letter = None  # type: ignore[assignment]  # their memory is needed while this waits
+
+    def _listen(self, peer: int) -> Errand:
+        """Receives from a peer while something is due; at the end until it sends END."""
+        due = self._due[peer]
+        came = np.zeros(len(Head._fields), np.int64)
+        try:
+            while True:
+                while not due and not self._over:
+                    yield None
+                yield [self._mail.receive(peer, _bytes(came))]
+                head = Head(*came.tolist())
+                if head.kind == END:
+                    text = yield from self._take_text(peer, head.length)
+                    self._ended(peer, text)
+                    return
+                if due and self._fits(peer, head, due[0]):
+                    wanted = due.popleft()
+                    wanted.batch.said = time.monotonic()
+                    yield from self._take(peer, head, wanted)
+                    wanted = None  # type: ignore[assignment]  # as above
+                else:
+                    yield from self._take(peer, head, None)
+        except Gone as error:
+            self._lost(peer, error)
+
+    def _fits(self, peer: int, head: Head, due: DueTransfer) -> bool:
+        """Whether a peer sends what is due. If not, everything it sends later is thrown away."""
+        number, length = due.batch.number, len(due.places)
+        fits = (number, due.letter) == (head.number, head.letter) and (head.kind == FAILED or length == head.length)
+        if not fits:
+            what = f"{head.length} rows of batch {head.number}, and {length} of {number} were to come"
+            self.fail(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
+        return fits
+
+    def _take(self, peer: int, head: Head, due: DueTransfer | None) -> Errand:
+        """Receives what follows a head, and throws it away if nobody needs it."""
+        nbytes, error = 0, None
+        if head.kind == FAILED:
+            text = yield from self._take_text(peer, head.length)
+            error = ReadError(f"{self._named(peer)} could not read what it was to send: {text}")
+        else:
+            yield from self._take_rows(peer, head, due)
+            nbytes = head.length * sum(self._running.row_nbytes[self._arrays[head.letter]])
+            if due is not None:
+                self._count(received_rows=head.length, received_bytes=nbytes)
+        if due is not None:
+            self._underway.came(peer, due.batch, nbytes, error)
+
+    def _take_text(self, peer: int, length: int) -> Generator[list[Any] | None, None, str]:
+        text = np.zeros(length, np.uint8)
+        if length:
+            yield [self._mail.receive(peer, text)]
+        return text.tobytes().decode(errors="replace")
+
+    def _take_rows(self, peer: int, head: Head, due: DueTransfer | None) -> Errand:
+        """Receives rows into their places in a batch, if it needs them and has not failed."""
+        arrays, length = self._arrays[head.letter], head.length
+        values, places = list[NDArray[Any]](), np.empty(0, np.int64)
+        if due is not None and due.batch.error is None:
+            values, places = due.batch.values[arrays], due.places
+        first = int(places[0]) if values else 0
+        straight = bool(values) and np.array_equal(places, np.arange(first, first + length))
+        if straight:  # most often it is one row
+            boxes = [_bytes(one[first : first + length]) for one in values]
+        else:
+            row_nbytes = self._running.row_nbytes[arrays]
+            boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in row_nbytes]
+        held = 0 if straight else sum(box.nbytes for box in boxes)
+        self._count(inbox_bytes=held)
+        try:
+            yield [self._mail.receive(peer, box) for box in boxes if box.nbytes]
+            if not straight:
+                for one, box in zip(values, boxes, strict=False):
+                    one[places] = box.view(one.dtype).reshape(length, *one.shape[1:])
+        finally:
+            self._count(inbox_bytes=-held)
+
+    def _count(self, **more: int) -> None:
+        with self._changed:
+            for name, number in more.items():
+                self._counted[name] += number
+            self._counted["inbox_peak_bytes"] = max(self._counted["inbox_peak_bytes"], self._counted["inbox_bytes"])
+
+    # --- what becomes of peers ----
+
+    def _ended(self, peer: int, why: str) -> None:
+        """Notes that this peer has closed its loader, perhaps because of an error for all."""
+        with self._changed:
+            self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
+            if why:
+                self.fail(ReadError(why), why)
+            self._fail_due(peer)
+
+    def _lost(self, peer: int, error: Gone) -> None:
+        """Notes that the connection to this peer is broken. That is no error if it had closed before."""
+        with self._changed:
+            if peer in self._reasons:
+                return
+            self._reasons[peer] = (
+                f"{self._named(peer)} is gone: its process has ended, or the network between ({error})"
+            )
+            self.fail(ReadError(self._reasons[peer]))
+            self._fail_due(peer)
+
+    def fail(self, error: SolarError, told: str = "") -> None:
+        """Stops the exchange with an error, and tells the others, so that they do not wait for ever."""
+        with self._changed:
+            if not self._underway.closing and not self._broken:
+                self._broken = told or f"{error} (found by {self._named(self._mail.rank)})"
+                self._underway.fail(error)
+
+    def _fail_due(self, peer: int) -> None:
+        """Fails the batches that wait for rows of this peer."""
+        while self._due[peer]:
+            self._underway.came(peer, self._due[peer].popleft().batch, 0, ReadError(self._reasons[peer]))
+
+
+def _bytes(values: NDArray[np.generic]) -> Bytes:
+    return values.reshape(-1).view(np.uint8)
+
+
+def encode_text(text: str) -> Bytes:
+    return np.frombuffer(bytearray(text.encode(errors="replace")[:TEXT]), np.uint8)
+
+
+log = logging.getLogger("solar")
+
+LAST_WORDS = 5.0  # seconds that the other ranks have to close, once one does
+
+
+class Exchange:
+    """A Running whose batches also have the rows that other ranks send.
+
+    It holds at most `window` batches that have not been taken. All ranks must make it together, append stretches that
+    fit each other, and take all batches, or close it.
+    """
+
+    def __init__(
+        self, running: Running, mail: BulkChannel, window: int, letters: Sequence[slice] = (slice(None),)
+    ) -> None:
+        """`letters` are the arrays of a batch that travel together: all, or those of one field and of another."""
+        assert window >= 1
+        self._letters = len(letters)
+        self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
+        self._running = running
+        self._underway = PendingExchange(window)
+        self._waited = 0.0  # seconds, for rows of other ranks alone
+        self._travelled = 0.0  # seconds of these while the rows were on their way
+        self._traffic: TransferThreads | None = TransferThreads(
+            running, mail, self._underway, letters
+        )  # None in a forked process
+        _live.add(self)
+
+    @property
+    def appended(self) -> int:
+        """The number of batches appended so far."""
+        return self._running.appended
+
+    @property
+    def given(self) -> int:
+        """The number of batches that nobody will ask for again."""
+        return self._underway.given
+
+    @property
+    def broken(self) -> bool:
+        """Whether what went wrong was more than one batch's: nothing comes any more."""
+        return self._underway.fatal is not None
+
+    def append(self, sizes: NDArray[np.int64], told: Sequence[PartScript], parcels: Transfers) -> None:
+        """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
+        assert (len(sizes), self._letters) == (len(parcels.sizes), parcels.letters)
+        assert np.all(sizes >= parcels.sizes)
+        base = self._running.appended
+        self._running.append(sizes, told)
+        sent, come, firsts = parcels.sent, parcels.come, np.arange(len(sizes) + 1) * parcels.letters
+        sent_at, come_at = np.searchsorted(sent[:, 0], firsts), np.searchsorted(come[:, 0], firsts)
+        self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))
+
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
+        """The fields of this batch, and counts. TimeoutError after `seconds` says what is missing.
+
+        One may wait again until `let_go`, so Ctrl-C loses no batch. Beside the counts of a Running: exchanged_bytes
+        came from other ranks; exchange_wait_ns is the time this call waited for them alone, and travel_wait_ns the
+        part of it while the rows were on their way.
+        """
+        begin = time.monotonic()
+
+        def whole(nap: float) -> Batch | None:
+            if self._traffic is None:
+                raise RuntimeError("this run was closed")
+            return self._underway.whole(number, nap)
+
+        def missing() -> str:
+            return "" if self._traffic is None else self._traffic.waiting_for(number)
+
+        if seconds is None:
+            batch: Batch | None = until_others(whole, f"batch {number} of this run", missing)
+        else:
+            batch = until(whole, seconds)
+        if batch is None:
+            raise WaitTimeout.values(seconds, missing())
+        if batch.error is not None:
+            try:
+                raise batch.error
+            finally:
+                del batch  # or its error and this frame, which is in its traceback, would keep each other alive
+        stood = max(0.0, batch.here - max(begin, batch.read))
+        on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
+        with self._underway.changed:
+            self._waited += stood
+            self._travelled += on_way
+        took = {
+            "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
+            "travel_wait_ns": int(on_way * 1e9),
+        }  # fmt: skip
+        return [one[:samples] for one in batch.values], {**batch.counts, **took}
+
+    def let_go(self, number: int) -> None:
+        """Hands this batch over to whoever waited for it."""
+        if self._traffic is not None:
+            self._underway.let_go(number)
+
+    def forget(self, number: int) -> None:
+        """Drops a batch that nobody will ask for. Other ranks still get their rows of it."""
+        if self._traffic is not None:
+            self._underway.forget(number)
+
+    def counts(self) -> dict[str, int]:
+        """Counts since the run began: what it read, held and found, and what was sent, received, and waited for."""
+        if self._traffic is None:
+            return {}
+        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
+        return {**self._running.counts(), **self._traffic.counts(), **waits}
+
+    def fail(self, why: Exception) -> None:
+        """Tells all other ranks why this one stops. Call close() afterwards."""
+        self._running.fail(why)
+        if self._traffic is not None:
+            self._traffic.fail(ReadError(str(why)))
+
+    def close(self) -> None:
+        """Ends the exchange and the run. Waits a little for the other ranks, and still receives what they send."""
+        traffic = self._traffic
+        if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
+            log.info(
+                "%s not closed their loaders after %g s: what they send is taken until this process ends",
+                traffic.open_peers(), LAST_WORDS,
+            )  # fmt: skip
+            _left.append(traffic)
+
+    def drop(self) -> None:
+        """Ends it without waiting for other ranks, for the garbage collector may call it anywhere."""
+        traffic = getattr(self, "_traffic", None)
+        if traffic is not None and traffic not in _left and not sys.is_finalizing():
+            _dropped.add(traffic)
+            traffic.drop()
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+# --- the end of the process, and its forks ----
+
+_live: weakref.WeakSet[Exchange] = weakref.WeakSet()
+_dropped: weakref.WeakSet[TransferThreads] = weakref.WeakSet()  # their own threads close these
+_left: list[TransferThreads] = []  # never destroyed: others still send to them, or they belong to another process
+
+
+def close_exchanges() -> None:
+    for exchange in list(_live):
+        exchange.close()
+    for traffic in list(_dropped):
+        traffic.close(LAST_WORDS)
+
+
+def forget_exchanges() -> None:
+    for exchange in list(_live):
+        if exchange._traffic is not None:
+            _left.append(exchange._traffic)
+            exchange._traffic = None
+    _left.extend(_dropped)
+    _live.clear()
+    _dropped.clear()
+
+
+lifecycle.after_fork(forget_exchanges)
+lifecycle.at_exit(lifecycle.Ends.EXCHANGES, close_exchanges)

@@ -1,0 +1,150 @@
+"""BatchMaker: makes batches of arrays by transform and collation, here, in threads or in processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.utils.data import default_collate, default_convert
+
+from solar.io.channels.worker_processes import Processes, Task
+from solar.io.system.waiting import GLANCE, WaitTimeout
+from solar.loader.batch_future import UNWANTED, BatchFuture, ended_first, profiling, span
+from solar.loader.collate import Collation, collated, samples_of
+from solar.samples.pending import PendingBatch
+from solar.samples.transform import Key, Transform, transformed_by_key
+
+WAITING = "solar: wait for a batch being made"
+
+
+@dataclass
+class BatchMaker:
+    """How to make a batch from arrays. It can be pickled if its functions can."""
+
+    transform: Transform | None
+    thread_safe: bool
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+
+    def __post_init__(self) -> None:
+        torchs_own = default_collate if self.auto_collation else default_convert
+        # torch's own collation, of which is known what it does.
+        self.collates_itself = self.collate_fn is torchs_own
+        # It is done on the arrays as they were read; anything else gets the samples it expects.
+        whole = self.transform is None and self.collates_itself
+        self.collation = Collation(self.auto_collation) if whole else None
+        self.in_python = not whole  # it calls the user's Python
+        self.in_processes = self.in_python and not self.thread_safe  # if there are any
+
+    def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
+        """The transformed samples; the arrays themselves if they can be collated whole."""
+        if self.collation is not None:
+            return arrays
+        samples = samples_of(arrays)
+        if self.transform is None:
+            return samples
+        return transformed_by_key(self.transform, samples, list(keys), self.thread_safe)
+
+    def collated(self, samples: Any) -> Any:
+        if self.collation is not None:
+            return self.collation(samples)
+        if not self.auto_collation:
+            return self.collate_fn(samples[0])
+        return collated(samples) if self.collates_itself else self.collate_fn(samples)
+
+
+def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> BatchFuture:
+    """A batch that is made in the consumer's thread, when it is asked for."""
+    return BatchFuture(pending, samples, partial(_made_here, making, keys))
+
+
+def _made_here(making: BatchMaker, keys: Sequence[Key], coming: BatchFuture, seconds: float | None) -> Any:
+    if not profiling():
+        return make_batch(making, keys, coming, coming.pending.arrived(seconds))
+    with span("solar: wait for bytes"):
+        arrived = coming.pending.arrived(seconds)
+    with span("solar: transform and collate"):
+        return make_batch(making, keys, coming, arrived)
+
+
+def make_batch(making: BatchMaker, keys: Sequence[Key], coming: BatchFuture, arrived: list[Any]) -> Any:
+    begin = time.perf_counter()
+    samples = coming.pending.converted(arrived)
+    if making.in_python:
+        samples = making.transformed(samples, keys)
+    middle = time.perf_counter()
+    data = making.collated(samples)
+    coming.collate_seconds = time.perf_counter() - middle
+    if making.transform is not None or coming.pending.converts:
+        coming.transform_seconds = middle - begin
+    return data
+
+
+class Threads:
+    """Makes batches in threads as soon as they are read; with `processes`, the threads only pass arrays on."""
+
+    def __init__(self, making: BatchMaker, threads: int, processes: Processes | None = None) -> None:
+        self._making = making
+        self._processes = processes
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(threads, "solar-making")
+        ended_first(self)
+
+    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> BatchFuture:
+        """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
+        coming = BatchFuture(pending, samples, _arrived)
+        coming.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
+        # The user vouches for the transform in threads, not for the collation: the consumer's thread collates.
+        left = self._processes is None and not self._making.collates_itself
+        return coming.then(partial(collate_batch, self._making)) if left else coming
+
+    def _transformed(
+        self, keys: Sequence[Key], of_batch: tuple[int, ...], coming: BatchFuture, arrived: list[Any]
+    ) -> Any:
+        coming.missing = "its transform is not done"
+        begin = time.perf_counter()
+        data = self._act(coming.pending.converted(arrived), keys, of_batch)
+        coming.transform_seconds = time.perf_counter() - begin
+        return data
+
+    def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
+        if self._processes is not None:
+            return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stopped)
+        samples = self._making.transformed(arrays, keys)
+        return self._making.collated(samples) if self._making.collates_itself else samples
+
+    def close(self) -> None:
+        """Cancels batches that have not begun. Those in work end by themselves."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _arrived(coming: BatchFuture, seconds: float | None) -> list[Any]:
+    return coming.pending.arrived(seconds)
+
+
+def collate_batch(making: BatchMaker, coming: BatchFuture, samples: Any) -> Any:
+    begin = time.perf_counter()
+    with span("solar: collate"):
+        data = making.collated(samples)
+    coming.collate_seconds = time.perf_counter() - begin
+    return data
+
+
+def answer_batch(task: Task, stopped: threading.Event) -> Any:
+    while not stopped.is_set():
+        with suppress(WaitTimeout):
+            return task.wait(GLANCE)
+    raise RuntimeError(UNWANTED)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,139 @@
+"""Collates whole arrays, with the result of torch's default_collate on single samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from solar.samples.ragged_batch import RaggedBatch, SparseBatch
+
+NAMES_SHOWN = 4  # shapes
+
+# A batch as read: an array with samples along axis 0, or a list, or tuples and dicts of them as the fields were named.
+
+
+def samples_of(arrays: Any) -> list[Any]:
+    """The samples of a batch, one by one, as H5Dataset[i] gives them."""
+    if isinstance(arrays, dict):
+        parts = [samples_of(part) for part in arrays.values()]
+        return [dict(zip(arrays, row, strict=True)) for row in zip(*parts, strict=True)]
+    if isinstance(arrays, tuple):
+        return list(zip(*(samples_of(part) for part in arrays), strict=True))
+    return list(arrays)
+
+
+def collated(samples: list[Any], where: str = "batch") -> Any:
+    """Calls torch's default_collate. An error says what torch makes no tensor of, and what to do; `where` names it."""
+    try:
+        return default_collate(samples)
+    except TypeError as error:
+        raise _explained(error, samples[0], where) from None
+    except RuntimeError:
+        said = differing_part(samples, where)
+        if not said:
+            raise
+    raise RuntimeError(
+        f"{said} do not make one tensor. Give the DataLoader collate_fn=list, which hands out a batch as a list of "
+        "samples, or a collate_fn of your own that pads them, or give the H5Dataset a transform that makes them alike. "
+        'Where they are of HDF5\'s variable-length type, name the field as Ragged("..."), which makes batches of them'
+    )
+
+
+def differing_part(samples: list[Any], where: str) -> str:
+    """Which part of the samples differs in shape, and how; empty if all agree."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        parts = ((f"{where}[{key!r}]", [sample[key] for sample in samples if key in sample]) for key in first)
+    elif isinstance(first, (tuple, list)):
+        parts = ((f"{where}[{place}]", list(part)) for place, part in enumerate(zip(*samples, strict=False)))
+    else:
+        shapes = list(dict.fromkeys(str(tuple(sample.shape)) for sample in samples if hasattr(sample, "shape")))
+        others = f" and {len(shapes) - NAMES_SHOWN} others" if len(shapes) > NAMES_SHOWN else ""
+        return f"{where}: samples of the shapes {', '.join(shapes[:NAMES_SHOWN])}{others}" if len(shapes) > 1 else ""
+    return next((said for name, part in parts if (said := differing_part(part, name))), "")
+
+
+def _converted(sample: Any, where: str) -> Any:
+    """Calls torch's default_convert. An error says what torch makes no tensor of."""
+    try:
+        return default_convert(sample)  # type: ignore[no-untyped-call]
+    except TypeError as error:
+        raise _explained(error, sample, where) from None
+
+
+def _explained(error: TypeError, sample: Any, where: str) -> TypeError:
+    """Returns the error with words about numpy's uint64 scalars; any other error as it is."""
+    if not (name := _wide_scalar(sample, where)):
+        return error
+    return TypeError(
+        f"{name}: torch makes no tensor of numpy's uint64 scalars ({error}), though it does of arrays of them. Name "
+        'the dataset as Field("...", dtype="int64"), which keeps values below 2**63, or give the H5Dataset a '
+        "transform that makes an int, or an array, of each"
+    )
+
+
+def _wide_scalar(sample: Any, where: str) -> str:
+    """Returns which part of a sample is a scalar of uint64; empty if none is."""
+    if isinstance(sample, Mapping):
+        parts = [(f"{where}[{key!r}]", part) for key, part in sample.items()]
+    elif isinstance(sample, (tuple, list)):
+        parts = [(f"{where}[{place}]", part) for place, part in enumerate(sample)]
+    else:
+        return where if isinstance(sample, np.uint64) else ""
+    return next((name for key, part in parts if (name := _wide_scalar(part, key))), "")
+
+
+class Collation:
+    """Turns a batch of arrays into tensors with torch's types and torch's errors.
+
+    For each numpy dtype, a single sample is given to torch to see what it makes of it: right for any version of torch.
+    """
+
+    def __init__(self, auto_collation: bool) -> None:
+        self._auto_collation = auto_collation
+        self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
+
+    def __call__(self, arrays: Any, where: str = "batch") -> Any:
+        if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays, where)) is not None:
+            tensor = torch.from_numpy(arrays)
+            if tensor.dtype is not dtype:
+                tensor = tensor.to(dtype)
+            return tensor if self._auto_collation else tensor[0]
+        if isinstance(arrays, torch.Tensor):  # of bfloat16
+            return arrays if self._auto_collation else arrays[0]
+        if isinstance(arrays, (RaggedBatch, SparseBatch)) and self._auto_collation:
+            return arrays.tensors()
+        if isinstance(arrays, dict):
+            return {name: self(part, f"{where}[{name!r}]") for name, part in arrays.items()}
+        if isinstance(arrays, tuple):
+            # torch transposes tuples with zip, and leaves what is no number as it is: tuples of text.
+            return [
+                tuple(part) if self._is_text(part) else self(part, f"{where}[{place}]")
+                for place, part in enumerate(arrays)
+            ]
+        samples = samples_of(arrays)
+        return collated(samples, where) if self._auto_collation else _converted(samples[0], where)
+
+    def as_they_are(self, dtype: np.dtype[Any], ndim: int) -> bool:
+        """Whether the tensor of batches of so many axes is their memory, as torch.from_numpy gives it."""
+        values = np.empty((1,) * ndim, dtype)
+        try:
+            return self._auto_collation and self._dtype_of(values) is torch.from_numpy(values).dtype
+        except (TypeError, RuntimeError):  # which is raised with the batch
+            return False
+
+    def _is_text(self, part: Any) -> bool:
+        return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)
+
+    def _dtype_of(self, batch: np.ndarray[Any, Any], where: str = "batch") -> torch.dtype | None:
+        """The dtype of torch's tensor for such a batch; None where torch makes none. Raises what torch raises."""
+        key = (batch.dtype, batch.ndim == 1)
+        if key not in self._dtypes:
+            sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]
+            made = collated([sample], where) if self._auto_collation else _converted(sample, where)
+            self._dtypes[key] = made.dtype if isinstance(made, torch.Tensor) else None
+        return self._dtypes[key]

@@ -1,0 +1,48 @@
+"""Shows how far the first batch of an epoch is while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from solar.io.channels.progress import waiting
+from solar.io.reading.engine import Engine, Ticket
+from solar.io.reading.run import Running
+from solar.loader.direct import ReaderBatches
+
+
+def waited_for(passing: Any) -> Any:
+    """The first batch of a NativeIter, which is shown as it comes."""
+    return waiting("reading the first batch", passing._next_data, percent(lambda: last_ticket(passing)), 100, "%")
+
+
+def percent(last: Callable[[], int]) -> Callable[[], int | None]:
+    """Tells how much of what is asked for from now on is done, up to the engine's `last` ticket; None: nobody knows.
+
+    What another loader of this process asks for meanwhile counts along.
+    """
+    before, _ = Engine.progress(0)
+    most: int | None = None
+
+    def done() -> int | None:
+        nonlocal most
+        if (ticket := last()) > 0:
+            of, all_ = (pieces - before for pieces in Engine.progress(ticket))
+            most = max(most or 0, 100 * of // max(1, all_))
+        return most
+
+    return done
+
+
+def last_ticket(passing: Any) -> int:
+    """The engine's last ticket that the oldest batch on its way waits for; 0: there is none yet, or nobody knows."""
+    try:
+        if passing._turn is not None:
+            run = passing._turn.run
+            return run.due() if isinstance(run, Running) else 0
+        if passing._straight is not None and isinstance(way := passing._straight.way, ReaderBatches):
+            return max(one.number for one in way.tickets())
+        works = (part.work for one in passing._coming[0].pending.fields for part in one.parts)
+        return max((one.number for one in works if isinstance(one, Ticket)), default=0)
+    except (AttributeError, IndexError, ValueError):  # it comes, or goes, meanwhile
+        return 0

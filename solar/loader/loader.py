@@ -1,0 +1,401 @@
+"""DataLoader: torch's, with a native engine under H5Dataset."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.buffer_size import Profile, Size
+from solar.buffer.rank_group import Balance, Exchanges
+from solar.errors import PlanError
+from solar.loader.batch import BatchMaker, cores
+from solar.loader.iterator import EpochIterator
+from solar.loader.metrics import progress as progress_bar
+from solar.loader.report import Report
+from solar.loader.skipping import OnError, check_on_error
+from solar.loader.stats import Stats
+from solar.loader.torch_iterators import SingleProcessIter, WorkersIter
+from solar.loader.workers import Workers
+from solar.samplers.epoch_position import SamplerState
+from solar.samplers.mixture import Mixture
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler
+from solar.samples.dataset import H5Dataset
+from solar.samples.source import SampleSource, h5_beneath
+
+if TYPE_CHECKING:
+    from solar.device.copier import DeviceCopier
+    from solar.device.options import Device, DeviceOptions, Where
+
+T = TypeVar("T", covariant=True)
+log = logging.getLogger("solar")
+
+PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # repr shows these as they are
+DEFAULTS: dict[str, Any] = {  # repr shows these arguments only if they differ
+    **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
+    **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
+    **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise", "service": None},
+}
+
+
+# What only the native engine heeds, and the values that ask nothing of it.
+NATIVE_ONLY: dict[str, tuple[Any, ...]] = {
+    **{"ahead": (None,), "buffer": (None, 0, "0"), "epochs": (None,), "storage": (None,)},
+    **{"exchange": ("auto", "off"), "service": (None,)},
+}
+
+
+class HostBatches:
+    """What stands for DeviceOptions where batches stay on the host, so that nothing of a device is imported."""
+
+    keeps = False
+
+    def landing(self, dataset: Any, stats: Stats) -> None:
+        return None
+
+    def native_landing(
+        self, beneath: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
+    ) -> tuple[DeviceCopier | None, SampleSource]:
+        return None, beneath
+
+    def close(self) -> None:
+        pass
+
+
+def _device_options(device: Device, *more: Any) -> DeviceOptions | HostBatches:
+    """What these arguments ask of a device. ValueError where they make no sense."""
+    if device is None and more == (None, False, False, "host", None, "auto"):
+        return HostBatches()
+    from solar.device.options import DeviceOptions
+
+    return DeviceOptions(device, *more)
+
+
+class DataLoader(torch.utils.data.DataLoader[T]):
+    """torch.utils.data.DataLoader, argument for argument; native threads instead of workers read an H5Dataset.
+
+    Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
+    In both cases `state_dict` gives its position, and `load_state_dict` resumes from there.
+
+    `ahead` is the number of batches read before they are asked for; None: 4, of
+    files by URL 64, or fewer if these take more than 1 GiB.
+    `num_workers` processes run the dataset's `transform` and your `collate_fn`; without either, no process is started.
+    `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its title.
+    `snapshot_every_n_steps` is accepted for users of torchdata's StatefulDataLoader, and has no effect: the state is
+    exact at every step.
+
+    `buffer` is memory that holds samples, read in the order of the file, until their batch needs them: a number of
+    bytes, a text such as "8GiB", or a share of the node's memory ("25%", 0.25). 0 means no buffer, None chooses the
+    best size. The ranks of a node share it. `epochs` is how many epochs there will be, if you know. `storage` is what
+    reading costs: a Storage, or the path of a profile; None takes the profile that `solar probe` stored, or a guess.
+
+    With a DistributedSampler or PlanSampler over several ranks, the ranks of a node share one buffer and read each
+    sample once. On several nodes each node reads its home region of the file. `balance` says which rank uses which
+    samples of a step: "torch" those that the sampler gives it (the default on one node); "equal" as many as the others,
+    from its home region as far as possible (the default on several nodes); "uneven" only those of its home region, with
+    `batch.weight`. `exchange` says how samples get to ranks of other nodes: "mpi", "torch" (gloo), or "read" by the
+    rank that needs them; with "off" each rank works by itself.
+
+    `device` is where batches come, copied while it computes (docs/gpu.md): "cuda", "cuda:1", "cpu", ...; None leaves
+    them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
+    `static=True` each batch has the addresses of the one before, and overwrites it. `decode="device"` has compressed
+    bytes copied, and decoded there. `resident` is memory of the device (bytes, "4GiB", "25%" of what is free) in which
+    samples stay from epoch to epoch, which are then neither read nor copied again. `reader` is "auto".
+    With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
+    is smaller, and there is none where no sample of it is left.
+
+    `service` is one that reads for several trainings of this machine (`solar serve`): "auto" for any that serves these
+    files, "auto:64GiB" to begin one with so much memory where there is none, the path of its socket, or
+    "user:NAME:PATH" for that of another user. None looks at SOLAR_SERVICE. Without one, `buffer` is this training's
+    own.
+
+    >>> from solar import DataLoader, H5Dataset
+    >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
+    >>> for batch in loader:  # doctest: +SKIP
+    ...     batch["x"], batch["y"]
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        ahead: int | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
+        progress: bool | str = False,
+        snapshot_every_n_steps: int | None = 1,
+        buffer: Size = None,
+        epochs: int | None = None,
+        storage: Profile = None,
+        exchange: Exchanges = "auto",
+        balance: Balance | None = None,
+        device: Device = None,
+        dtype: torch.dtype | str | None = None,
+        channels_last: bool = False,
+        static: bool = False,
+        decode: Where = "host",
+        resident: Size = None,
+        reader: str = "auto",
+        on_error: OnError = "raise",
+        service: str | None = None,
+    ) -> None:
+        _check_given(ahead, generator)
+        # torch before 2.6 has no in_order: hand it on only when it says something.
+        since_2_6: dict[str, Any] = {} if in_order else {"in_order": False}
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **since_2_6,
+        )
+        self.in_order = in_order
+        self.ahead = ahead
+        self.device_transform = device_transform
+        self.progress = progress
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.buffer, self.epochs, self.storage = buffer, epochs, storage  # as given: loaders are made anew from these
+        self.exchange, self.balance = exchange, balance
+        self.device, self.dtype, self.channels_last = device, dtype, channels_last
+        self.static, self.decode, self.resident = static, decode, resident
+        self.reader = reader
+        self._on_device = _device_options(device, dtype, channels_last, static, decode, resident, reader)
+        self.on_error = check_on_error(on_error)
+        if isinstance(sampler, PlanSampler) and batch_size is not None:
+            # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
+            self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
+        if isinstance(dataset, Mixture) and sampler is None and batch_sampler is None:
+            how = "shuffle=True goes" if shuffle else "without a sampler a loader goes"
+            raise ValueError(
+                f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
+            )
+        self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
+        self._course.in_advance = num_workers * (self.prefetch_factor or 0)
+        self._stats = Stats()
+        if self._on_device.keeps and buffer is None:
+            buffer = 0
+        self.service = service
+        of_buffer = (buffer, epochs, storage, self._stats, exchange, balance)
+        named = service or os.environ.get("SOLAR_SERVICE") or None
+        self._buffered = LoaderBuffer(*of_buffer)
+        if named is not None:
+            from solar.service.served_buffer import ServedBuffer  # only where a service is asked for
+
+            self._buffered = ServedBuffer(named, *of_buffer)
+        self._workers = Workers()
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._engine_told = False
+        self._warn_of_no_effect()
+        found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
+        if not isinstance(found, str) and self._making(found).in_processes:
+            self._workers.expect()
+
+    def __repr__(self) -> str:
+        """Its dataset, and the arguments that differ from their defaults."""
+        facts = vars(self)  # some are missing while it is being made
+        data, batch = facts.get("dataset"), facts.get("batch_size")
+        sampler = facts.get("batch_sampler" if batch is None else "sampler")
+        by = "" if sampler is None or type(sampler) is SequentialSampler else f"sampler=<{type(sampler).__name__}>"
+        told = [str(data) if isinstance(data, H5Dataset) else f"<{type(data).__name__}>", f"batch_size={batch}"]
+        told.append("shuffle=True" if type(sampler) is RandomSampler else by)
+        for name, default in DEFAULTS.items():
+            value = facts.get(name, default)
+            if value is not default and value != default:
+                told.append(f"{name}={value!r}" if isinstance(value, PLAIN) else f"{name}=<{type(value).__name__}>")
+        return f"{type(self).__name__}({', '.join(filter(None, told))})"
+
+    def _warn_of_no_effect(self) -> None:
+        given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
+        if given and isinstance(found := h5_beneath(self.dataset), str):
+            told = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+            have = "have" if len(given) > 1 else "has"
+            warnings.warn(f"{told} {have} no effect: torch's own loader makes these batches, for {found}", stacklevel=3)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more processes than the machine has cores, where processes are started."""
+        found = h5_beneath(self.dataset)
+        if isinstance(found, str) or self._making(found).in_processes:
+            super().check_worker_number_rationality()
+
+    # --- iteration ----
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        found = h5_beneath(self.dataset)
+        if not self._engine_told:
+            self._tell_engine(found)
+        if isinstance(found, str) and self.balance in ("equal", "uneven"):
+            raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
+        if isinstance(found, str) and self.on_error == "skip":
+            raise PlanError(f"on_error='skip' is of the native engine, and torch's own reads here: {found}")
+        self._course.as_arrays = not isinstance(found, str)
+        iterator = super().__iter__() if isinstance(found, str) else EpochIterator(self, found)
+        self._live.add(iterator)
+        return iterator
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            return SingleProcessIter(self)
+        self.check_worker_number_rationality()
+        return WorkersIter(self)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """The source of indices for torch's iterators: the samplers, wrapped so that the position is remembered."""
+        return self._course
+
+    def _tell_engine(self, found: SampleSource | str) -> None:
+        self._engine_told = True
+        if isinstance(found, str):
+            log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
+            return
+        log.info(
+            "native engine: %s, %d threads, %s batches ahead%s",
+            " + ".join(map(str, found.datasets[:3])) + (" + ..." if len(found.datasets) > 3 else ""),
+            cores(),
+            self.ahead or f"up to {found.batches_ahead}",
+            "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
+        )
+
+    def _making(self, beneath: SampleSource) -> BatchMaker:
+        first = beneath.first
+        return BatchMaker(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
+
+    def _place_of_transform(self, dataset: H5Dataset) -> str:
+        if dataset.thread_safe:
+            return f"{self.num_workers or cores()} threads"
+        return f"{self.num_workers} processes" if self.num_workers else "this thread (num_workers=0)"
+
+    def _progress_bar(self) -> Any:
+        if not self.progress:
+            return None
+        try:
+            total = len(self)
+        except TypeError:
+            total = None
+        return progress_bar(total, self.progress if isinstance(self.progress, str) else "")
+
+    # --- position ----
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the sampler the next epoch. A loaded position is kept if it is of this epoch, else forgotten."""
+        self._course.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest iterator's position, as small JSON. It counts batches handed out, not those read ahead.
+
+        With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can go on from it.
+        """
+        return self._course.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iterator resumes where this state was taken. PlanError if the state is of other data or order."""
+        self._course.load(state)
+        if self._iterator is not None:  # torch's persistent workers may be busy with another epoch
+            self._iterator = None
+
+    # --- what it did ----
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the loader was made: samples, bytes, requests, memory, and seconds waited by cause."""
+        return self._stats.as_dict()
+
+    def report(self) -> Report:
+        """The counts as text: how long your training waited for data, why, and what would help.
+
+        A notebook shows it with a picture: what the time of each epoch went to.
+        """
+        found = h5_beneath(self.dataset) if self._engine_told else ""
+        buffer = "" if self._on_device.keeps else self._buffered.advice()
+        if isinstance(found, str):
+            return self._stats.report(buffer=buffer, counts=self._course.counts())
+        share, counts = self._buffered.share(found), self._course.counts()
+        told = (self._buffered.served, self._buffered.foreseen)
+        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *told)
+        return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
+
+    def sources(self) -> list[str]:
+        """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.
+
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     loader.sources()
+        ['real', 'real', 'simulated', 'real']
+        """
+        if not isinstance(self.dataset, Mixture):
+            raise TypeError(f"sources() is of a Mixture, and the dataset is {type(self.dataset).__name__}")
+        return self.dataset.sources(self._course.taken)
+
+    # --- the end ----
+
+    def close(self) -> None:
+        """Ends all iterators, and the threads and processes that make their batches. A new iterator starts its own."""
+        for iterator in list(self._live):
+            close = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
+            if close is not None:
+                close()
+        self._iterator = None
+        self._buffered.close()
+        self._workers.close()
+        self._on_device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_live"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _live=weakref.WeakSet())
+
+
+def _check_given(ahead: Any, generator: Any) -> None:
+    """TypeError or ValueError for what these cannot be."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r}: it is a torch.Generator, such as torch.Generator().manual_seed(3), or None"
+        )
+    try:
+        batches = 1 if ahead is None else operator.index(ahead)
+    except TypeError:
+        raise TypeError(f"ahead={ahead!r}: it is a number of batches, or None") from None
+    if batches < 1:
+        raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")

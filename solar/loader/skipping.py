@@ -1,0 +1,198 @@
+"""Makes a batch without the samples that cannot be read (on_error="skip")."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from solar.errors import CodecError, PlanError, ReadError
+from solar.io.channels import detect
+from solar.samples.pending import leaves
+from solar.samples.source import SampleSource
+from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.io.reading.reader import Pending
+
+Place = tuple[int, int, int, int]  # H5Dataset, field, part and line of chunks; or -1 and the row
+OnError = Literal["raise", "skip"]
+MANY = 100  # unreadable samples in a row: then the file or its storage is to blame, not a sample
+UNREADABLE = (ReadError, CodecError)  # errors that a sample's own bytes can cause
+NOT_ALONE = (
+    "on_error='skip': not one of the {samples} samples of a batch of this rank can be read, and were the batch left "
+    "out, the other ranks would wait for ever: {error}"
+)
+
+SAMPLE = re.compile(r"(?<=, sample )\d+(?=, offset )")  # in an error: the one for which the chunk was read
+
+log = logging.getLogger("solar")
+
+
+class LeftOutSample(Exception):
+    """No sample of a batch could be read, so there is no batch."""
+
+
+class SkippingSource:
+    """Finds the readable samples of a failed batch, to make it again from these.
+
+    It knows the samples of all batches on their way. A batch that failed for another reason than its samples' bytes,
+    such as an error of a transform, is made again once from all of them.
+    """
+
+    def __init__(self, beneath: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
+        """`alone`: no other rank needs this one to have as many batches. `count` is called with samples left out."""
+        self._beneath, self._alone, self._count = beneath, alone, count
+        self._samples: deque[Any] = deque()  # of the batches on their way
+        self._broken: dict[Place, Exception] = {}  # chunks that cannot be decoded, now or later
+        self._looked = False  # whether all samples of the oldest batch were checked
+        self._handed_out = False
+        self._last: Exception | None = None  # the error of the last batch left out
+        self._row = 0  # unreadable samples in a row
+
+    def started(self, samples: Any) -> None:
+        """Called when a batch of these samples is started."""
+        self._samples.append(samples)
+
+    def dropped(self) -> None:
+        """Called when the oldest batch is removed."""
+        self._samples.popleft()
+        self._looked = False
+
+    def handed_out(self) -> None:
+        """Called when a batch reached the user."""
+        self._handed_out = True
+        self._row = 0
+
+    def readable(self, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
+        """The samples from which to make the oldest batch again, after it failed with `error`. LeftOut if none.
+
+        At first, samples of chunks known to be broken are left out. If there are none, or the batch fails again, each
+        sample is read by itself, for at most so many seconds. If it fails once more, the error is raised.
+        """
+        if self._looked:
+            raise error
+        samples = [one.item() if isinstance(one, np.generic) else one for one in self._samples[0]]
+        places = self._places(samples, epoch)
+        found = [first_error(self._broken, ones) for ones in places]
+        if not any(found):
+            self._looked, found = True, self._found(places, seconds)
+        bad = [one for one in zip(samples, places, found, strict=True) if one[2] is not None]
+        for sample, ones, why in bad:
+            log.warning("on_error='skip': sample %s is left out: %s", sample, _of_own(str(why), ones))
+        for one in found:
+            self._row = self._row + 1 if isinstance(one, ReadError) else 0
+            if self._row == MANY:
+                raise ReadError(
+                    f"on_error='skip': {MANY} samples one after the other could not be read: {one}"
+                ) from one
+        if samples and len(bad) == len(samples):
+            if not self._alone:
+                raise ReadError(NOT_ALONE.format(samples=len(bad), error=error)) from error
+            self._last = error.with_traceback(None)
+        self._count(len(bad))
+        if samples and len(bad) == len(samples):
+            raise LeftOutSample
+        good = [sample for sample, why in zip(samples, found, strict=True) if why is None]
+        self._samples[0] = good
+        return good
+
+    def finish(self) -> None:
+        """Ends the epoch. Raises if every sample was left out."""
+        if self._last is not None and not self._handed_out:
+            raise ReadError(f"on_error='skip': not one sample could be read: {self._last}") from self._last
+
+    def _found(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
+        """Why each sample cannot be read; None if it can. Chunks that several samples share are read once."""
+        asked = {place: row for ones in places for place, row in ones.items()}
+        bad = {}
+        for place, one in {place: self._start(place, row) for place, row in asked.items()}.items():
+            error = _error_of(one, seconds)
+            if error is not None:
+                bad[place] = error
+            if isinstance(error, CodecError) and place[2] >= 0:
+                self._broken[place] = error
+        return [first_error(bad, ones) for ones in places]
+
+    def _places(self, samples: list[Any], epoch: int) -> list[dict[Place, int]]:
+        """For each sample the places that it is read from, and its row there."""
+        which, rows = self._beneath.locate(samples)
+        found, own = [], self._beneath.numbered(which, rows, epoch)
+        for number, row in zip(which.tolist(), own.tolist(), strict=True):
+            dataset = self._beneath.datasets[number]
+            lines = [
+                _line(read.layout, row % dataset.numbers) if read.extents is None else (-1, row)
+                for read in dataset.reads
+            ]
+            found.append({(number, read, *line): row for read, line in enumerate(lines)})
+        return found
+
+    def _start(self, place: Place, row: int) -> Pending | Exception:
+        number, read, *_ = place
+        try:
+            started: Pending = self._beneath.datasets[number].opened()[read].start(np.array([row]))
+        except UNREADABLE as error:
+            return error
+        return started
+
+
+def _line(layout: Layout, row: int) -> tuple[int, int]:
+    """The part, and the line of chunks in it, that hold the sample; -1 and the row if it is not in chunks."""
+    part = int(np.searchsorted(layout.part_first, row, "right")) - 1
+    if part >= len(layout.part_form):
+        return -1, row
+    form = layout.forms[int(layout.part_form[part])]
+    if not form.filters or not form.chunk or not form.chunk[0]:
+        return -1, row
+    return part, (row - int(layout.part_first[part])) // form.chunk[0]
+
+
+def _of_own(text: str, places: dict[Place, int]) -> str:
+    """The error of a chunk that several samples share, with the row of the sample that is left out."""
+    own = next((row for place, row in places.items() if place[2] >= 0), None)
+    return text if own is None else SAMPLE.sub(str(own), text)
+
+
+def first_error(errors: dict[Place, Exception], places: Iterable[Place]) -> Exception | None:
+    return next((errors[place] for place in places if place in errors), None)
+
+
+def _error_of(started: Pending | Exception, seconds: float | None) -> Exception | None:
+    """Why it cannot be read; None if it can."""
+    if isinstance(started, Exception):
+        return started
+    try:
+        started.wait(seconds)
+    except UNREADABLE as error:
+        return error.with_traceback(None)
+    return None
+
+
+def skipping(loader: Any, beneath: SampleSource) -> SkippingSource | None:
+    """The Skipping for an iterator of this loader, or None if not asked for. PlanError if it is impossible."""
+    if loader.on_error == "raise":
+        return None
+    ranks = getattr(loader._course.with_epochs, "num_replicas", 1)
+    if ranks > 1 and loader.exchange != "off" and loader.buffer not in (0, "0"):
+        raise PlanError(
+            f"on_error='skip' and a sampler over {ranks} ranks: ranks that read together depend on each other's "
+            "samples. Give exchange='off': each then reads, and skips, by itself"
+        )
+    if any(layout.reader == "mpio-collective" for layout in leaves(beneath.first.layouts)):
+        raise PlanError("on_error='skip': all ranks read each batch together by MPI, and none can read a sample alone")
+    with suppress(PlanError):
+        ranks = max(ranks, detect().ranks)
+    return SkippingSource(beneath, ranks == 1, loader._stats.skip)
+
+
+def check_on_error(on_error: Any) -> OnError:
+    """The option on_error, checked; ValueError unless it is a known word."""
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error={on_error!r}: it is 'raise' or 'skip'")
+    word: OnError = on_error
+    return word

@@ -1,0 +1,213 @@
+"""Budget: one memory divided: batches on their way, what threads decode in, and what is kept from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from solar.errors import PlanError
+from solar.io.system.quantities import size
+from solar.planning.regions import Region
+
+READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
+HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
+FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait; and those that are made or travel
+DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
+ENCODE_SHARE = 8  # and where they encode what is kept: what that takes, or nothing is
+ENCODED_READS, ENCODED_SHARE = 1 << 20, 32  # bytes beside it that a thread reads at a time, or one part of so many
+FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
+
+
+class BufferTooSmall(PlanError):
+    """A buffer has no room for the batches; `least` is what works."""
+
+    def __init__(self, nbytes: int, least: int, processes: int) -> None:
+        self.least = least
+        among = f" of the {processes} processes of this node" if processes > 1 else ""
+        super().__init__(
+            f"buffer={size(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
+            f"here; give at least buffer={least}, or buffer=0 to read without one"
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How the memory of a buffer is divided."""
+
+    nbytes: int  # of all
+    staged: int  # batches that wait to be taken
+    scratch: int  # bytes for each of the engine's threads
+    parts: int  # bytes for what is kept
+    batch: int  # samples, at most
+    lends: int = 0  # batches that the loop has while another is begun; 0: any number, they are counted elsewhere
+
+    def in_words(self) -> str:
+        """How large it is, and how much of it waits to be taken."""
+        return f"{size(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+
+
+class Needs(NamedTuple):
+    """The bytes that the batches of a process take, beside what is kept."""
+
+    waiting: int  # each batch that waits
+    beside: int  # all others
+    scratch: int  # for each of its engine's threads
+    threads: int
+    ahead: int  # batches that should wait
+    decodes: bool = True  # in its scratch, instead of reading alone
+    lends: int = 0  # batches that the loop has, beside those that wait and the one that is made; 0: any number
+    encodes: int = 0  # bytes that a thread would need to encode what is kept; 0: nothing may be
+
+    @property
+    def least(self) -> int:
+        """What it takes at least."""
+        return self.waiting + self.beside + self.threads * self.scratch
+
+
+class AheadSpec(NamedTuple):
+    """How an iterator makes its batches of what is read."""
+
+    ahead: int  # batches on their way
+    threads: int  # that hold one each
+    copied: int = 0  # that a device copies from, beside these
+
+
+class SampleBytes(NamedTuple):
+    """What one field of a sample takes."""
+
+    read: int  # as it is read
+    made: int = 0  # as a Field makes it, in memory of its own; 0: it stays as it was read
+
+
+def needs(
+    fields: Sequence[SampleBytes],
+    pace: AheadSpec,
+    batch: int,
+    *,
+    scratch: int,
+    threads: int,
+    exchange: str = "",
+    inbox: int = 0,
+) -> Needs:
+    """What batches of so many samples take while they are made and used.
+
+    Those that wait are the run's, and the one that it makes is one of them. The user has one. Where nothing is made
+    of a batch, the next is the one that waited: none is begun before the loop's variable is bound to it and gives the
+    last one back (Run, `lends`). Else one is made of what was read, in the loop or in each thread, while the user has
+    another. Threads have made as many as wait. A device copies from some. What comes from other nodes is received
+    beside each batch that waits, up to `inbox` samples of it, or read for batches to come, and the run makes one more.
+    """
+    read = [pooled_nbytes(batch * field.read) for field in fields]
+    made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
+    given = sum(after or before for before, after in zip(read, made, strict=True))
+    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    lends = 0 if pace.threads or exchange or any(made) else 1 + pace.copied
+    beside = (0 if lends else busy * (sum(read) + sum(made)) + waiting) + given * (1 + pace.copied)
+    if exchange:
+        beside += sum(read) * (1 + (FETCHED if exchange == "read" else 1))
+        waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)
+    decodes = scratch > max(field.read for field in fields)  # what is only read takes a sample, or less
+    return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
+
+
+def divide_memory(
+    nbytes: int,
+    batch: int,
+    needs: Sequence[Needs],
+    wholes: Sequence[int] = (),
+    tables: int = 0,
+    apart: int = 1,
+) -> Budget:
+    """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
+
+    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
+    the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
+    doubles what is read again and again at most, or than what is left. Where something may be packed they take what
+    encoding takes, if that is little, and what long reads take beside it. `tables` are the bytes that each process
+    needs to know where samples lie; they take up to half of what is left for what is kept. `apart` is the number of
+    processes of this node that have a buffer of this size each: only the error says it.
+    """
+    scratch = max(one.scratch for one in needs)
+    least = sum(one._replace(scratch=scratch).least for one in needs)
+    if nbytes < least:
+        raise BufferTooSmall(nbytes * apart, least * apart, len(needs) * apart)
+    threads = sum(one.threads for one in needs)
+    waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
+    lends = min(one.lends for one in needs)
+    room = min(nbytes // (FEWER if lends else AT_WORK), nbytes - threads * scratch) - beside
+    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
+    left = nbytes - beside - staged * waiting
+    part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
+    most = min((abs(left - one - len(needs) * tables) for one in wholes), default=left)
+    each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
+    encodes = max(one.encodes for one in needs)
+    if 0 < encodes * threads * ENCODE_SHARE <= left:
+        each = max(each, encodes + min(ENCODED_READS, left // (ENCODED_SHARE * threads)))
+    parts = left - threads * each
+    return Budget(nbytes, staged, each, parts - min(len(needs) * tables, parts // 2), batch, lends)
+
+
+def pooled_nbytes(nbytes: int) -> int:
+    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
+    step = 4 << 10
+    while step * 16 < nbytes:
+        step *= 2
+    if nbytes >= HUGE:
+        step = max(step, HUGE)
+    return max(1, -(-nbytes // step)) * step
+
+
+# One memory divided among data sets that are read side by side.
+
+
+SMALL, SMALL_TOGETHER = 32, 8  # parts of the memory that a small data set may take, and all small ones together
+
+
+def shares(memory: int, regions: Sequence[Region], uses: Sequence[float] | None = None) -> list[int]:
+    """How much of the memory each gets: small ones all that they take, the others in proportion to their weights.
+
+    A sweep over what takes S bytes in storage and H in memory, and whose items are used u times each, reads u S H / 2M
+    with so much memory M. All together read least where M is in proportion to the root of u S H. Without `uses` all are
+    used alike.
+
+    >>> from solar.planning.regions import whole_region
+    >>> from solar.planning.units import uniform
+    >>> shares(1000, [whole(uniform(10, 100)), whole(uniform(30, 100)), whole(uniform(1, 20))])
+    [245, 735, 20]
+    """
+    takes = [_everything(one) for one in regions]
+    alike = [1.0] * len(regions) if uses is None else uses
+    weights = [_weight(*one) for one in zip(regions, takes, alike, strict=True)]
+    given = [0] * len(regions)
+    small = 0
+    for place in sorted(range(len(regions)), key=takes.__getitem__):
+        if takes[place] > memory // SMALL or small + takes[place] > memory // SMALL_TOGETHER:
+            break
+        given[place] = takes[place]
+        small += takes[place]
+    left, others = memory - small, [place for place in range(len(regions)) if not given[place]]
+    while others:  # until none gets more than it takes
+        total = sum(weights[place] for place in others)
+        part = {place: left * weights[place] // total for place in others}
+        filled = [place for place in others if part[place] >= takes[place]]
+        for place in filled or others:
+            given[place] = min(part[place], takes[place])
+        left -= sum(given[place] for place in filled)
+        others = [place for place in others if place not in filled] if filled else []
+    return given
+
+
+def wholes(regions: Sequence[Region]) -> list[int]:
+    """What memory takes that holds all of them: as samples, and each the way that takes the least."""
+    return [sum(one.held_nbytes(one.items, whole=False) for one in regions), sum(map(_everything, regions))]
+
+
+def _weight(region: Region, takes: int, uses: float) -> int:
+    return max(1, math.isqrt(int(uses * region.stored_nbytes(region.items) * takes)))
+
+
+def _everything(region: Region) -> int:
+    """What memory takes that holds all of it, the way that takes the least."""
+    return min(region.held_nbytes(region.items, whole=whole) for whole in region.kinds)

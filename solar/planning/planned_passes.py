@@ -1,0 +1,395 @@
+"""PlannedPasses: as many passes as are known and fit, planned together. The door of a loader and of `solar plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError
+from solar.io.system import quantities
+from solar.planning.budget import FETCHED, pooled_nbytes, shares
+from solar.planning.pass_uses import PassUses, SampleUses
+from solar.planning.plan import Plan, plan_rows
+from solar.planning.regions import Region, whole_region
+from solar.planning.sweep import Counts, RetentionPolicy, in_items, pages, total
+from solar.planning.units import Units
+from solar.samples.row_windows import Listing
+from solar.values import BoxScript, PartScript, RowPacking, RunPart, Script, Storage
+
+# Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
+STEPS_AHEAD = 6
+LATE = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
+USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
+SEGMENTS = 32, 256  # passes, at most
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One field of one H5Dataset, or of the part of it that is read on this node: what is planned for itself."""
+
+    dataset: int
+    field: int
+    region: Region
+    extents: Any = None  # Extents, Blocks or BoxBlocks; None: a sample is a row
+    packing: RowPacking | None = None  # how memory may hold its rows encoded
+
+    @property
+    def units(self) -> Units:
+        return self.region.units
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether samples are cut out of what is held, and may have that in common."""
+        return self.extents is not None and self.extents.in_blocks
+
+    @property
+    def in_places(self) -> bool:
+        """Whether a batch has a place for each block that it uses, not for each sample."""
+        return self.extents is not None and self.extents.in_places
+
+    @property
+    def slots(self) -> int:
+        """How many rows make up a sample."""
+        return 1 if self.extents is None else self.extents.slots
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of a sample in a batch, on average."""
+        unit = self.units.sample_nbytes
+        return unit if self.extents is None else self.extents.bytes_of(unit)
+
+    @property
+    def tables_nbytes(self) -> int:
+        """The bytes of what a process notes of blocks and their uses; of rows this is little, and not counted."""
+        return 0 if self.extents is None else self.extents.tables_nbytes
+
+    def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
+        """What the batches use of it: rows, and where each batch begins among them."""
+        samples, starts = uses.of(self.dataset)
+        return (samples, starts) if self.extents is None else self.extents.rows_used(samples, starts, uses.epoch)
+
+
+def part_script(piece: Piece, segment: PassUses, script: Script) -> PartScript:
+    """What a segment is for one part: this rank's samples, if they are boxes, of the blocks of all of its node."""
+    uses = segment.batches
+    samples, starts = uses.of(piece.dataset)
+    corners = None if piece.extents is None else piece.extents.corners_of(samples, uses.epoch)
+    if corners is None:
+        return PartScript(script, segment.planned.positions(piece.dataset))
+    own = None if segment.takers is None else _own_places(piece, segment, script, 0)[0]
+    boxes = BoxScript(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts, own)
+    return PartScript(script, uses.positions(piece.dataset), boxes)
+
+
+def steps_ahead(storage: Storage) -> int:
+    """How many steps before its use a read is issued, where memory allows: each step has a request at least.
+
+    >>> steps_ahead(Storage(1e-4, 1e9, 50_000)), steps_ahead(Storage(3e-2, 1e9, 2_000, depth=64))
+    (6, 60)
+    """
+    in_flight = min(storage.depth, storage.latency * storage.iops) if storage.latency >= LATE else 0
+    return max(STEPS_AHEAD, int(in_flight))
+
+
+def planned_together(uses: int, *, first: bool) -> int:
+    """How many passes of so many uses are planned together: at first, or later."""
+    place = 0 if first else 1
+    return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
+
+
+class PlannedPasses:
+    """Segments planned together, for each piece a Plan. They are numbered from `first`, in the life of a run."""
+
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], PassUses]],
+        first: int,
+        pieces: Sequence[Piece],
+        memory: int,
+        batch: int,
+        storages: Sequence[Storage],
+        ways: Sequence[RetentionPolicy | None],
+        holding: bool,
+        parts: int = 1,  # segments that a pass over the samples comes in
+    ) -> None:
+        self._makers = makers
+        self._made: dict[int, PassUses] = {}
+        self.pieces, self.memory, self.storages = pieces, memory, storages
+        self.segments = range(first, first + len(makers))
+        self.next = first  # segment to be carried out
+        self.batch = batch  # samples, at most
+        facts = (self.segment(first).planned.digest, len(makers))
+        self.shares = self._shared()
+        self.plans = [
+            _plan(self, piece, share, storage, facts, way, holding, parts)
+            for piece, share, storage, way in zip(pieces, self.shares, storages, ways, strict=True)
+        ]
+
+    def segment(self, number: int) -> PassUses:
+        """One of them. The one that was asked for last is kept: planning goes from one to the next."""
+        found = self._made.get(number)
+        if found is None:
+            self._made = {}  # before the next one needs memory
+            found = self._makers[number - self.segments.start]()
+            self._made = {number: found}
+        return found
+
+    def uses(self, number: int) -> int:
+        """The rows that a segment uses of the piece that has most of them in a sample."""
+        return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
+
+    @property
+    def ways(self) -> list[RetentionPolicy]:
+        """How the memory is used for each piece."""
+        return [plan.way for plan in self.plans]
+
+    def counts(self, number: int) -> list[Counts]:
+        """What a segment takes, as planned, for each piece."""
+        place = number - self.segments.start
+        found = [plan.counts[place] for plan in self.plans]
+        if place == 0:
+            found += [plan.start_counts for plan in self.plans]
+        return found
+
+    def counts_of_pieces(self, number: int) -> list[Counts]:
+        """The same, piece by piece."""
+        found = self.counts(number)
+        return [total(found[at :: len(self.pieces)]) for at in range(len(self.pieces))]
+
+    def counts_alone(self, number: int) -> list[Counts]:
+        """What this process reads of it by itself, at the homes of other nodes, for each piece."""
+        uses = self.segment(number).elsewhere
+        if uses is None:
+            return []
+        found = []
+        for piece, plan in zip(self.pieces, self.plans, strict=True):
+            rows, starts = piece.rows(uses)
+            native = whole_region(piece.units).native(0, whole=False)
+            of = in_items((rows, starts), piece.units.item)
+            found.append(total(Counts(*_native.direct(native, *page, plan.terms.gap)) for page in pages(of)))
+        return found
+
+    def told(self, number: int) -> list[PartScript]:
+        """What a segment is for each of the parts."""
+        segment = self.segment(number)
+        pairs = zip(self.pieces, self.plans, strict=True)
+        told = [part_script(piece, segment, plan.script(number)) for piece, plan in pairs]
+        if self._in_blocks:
+            told = self._in_places(segment, told)
+        if segment.elsewhere is not None:
+            told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
+        return told
+
+    def sizes(self, number: int, told: Sequence[PartScript]) -> NDArray[np.int64]:
+        """The places that the memory of each batch has, for the piece that needs most."""
+        own = self.segment(number).sizes
+        if not self._in_blocks:
+            return own
+        places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
+        for piece, one in zip(self.pieces, told, strict=True):
+            assert one.positions is not None, "each use of a block, and beside blocks, has its place"
+            starts = one.script.starts
+            if len(one.positions) and int(one.positions.min()) < 0:  # some go to other ranks' batches
+                starts = np.concatenate(([0], np.cumsum(one.positions >= 0)))[starts]
+            places[piece.field] += np.diff(starts)
+        most: NDArray[np.int64] = np.maximum.reduce([own, *places])
+        return most
+
+    def _in_places(self, segment: PassUses, told: Sequence[PartScript]) -> list[PartScript]:
+        """The same with the place of each use: a batch has the blocks of one data set behind those of another."""
+        taken: dict[int, NDArray[np.int64]] = {}
+        found = []
+        for piece, one in zip(self.pieces, told, strict=True):
+            starts = one.script.starts
+            if not piece.in_places:
+                found.append(one if one.positions is not None else one._replace(positions=number_in_steps(starts)))
+                continue
+            before = taken.get(piece.field, np.zeros(len(starts) - 1, np.int64))
+            positions, own = _own_places(piece, segment, one.script, before)
+            found.append(one._replace(positions=positions))
+            taken[piece.field] = before + np.diff(own)
+        return found
+
+    @property
+    def _in_blocks(self) -> bool:
+        return any(piece.in_places for piece in self.pieces)
+
+    def _shared(self) -> list[int]:
+        """How much memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
+        used = self.segment(self.segments.start).planned.counts(1 + max(piece.dataset for piece in self.pieces))
+        uses = [used[piece.dataset] * piece.slots / max(1, piece.region.items) for piece in self.pieces]
+        given = shares(self.memory, [piece.region for piece in self.pieces], uses)
+        left = self.memory - sum(given)
+        rows = [piece.region.items * piece.units.sample_nbytes for piece in self.pieces]
+        for place in sorted(range(len(rows)), key=lambda place: rows[place] - given[place]):
+            more = min(left, max(0, rows[place] - given[place]))
+            given[place], left = given[place] + more, left - more
+        return given
+
+    def parts(self) -> list[RunPart]:
+        """How each piece is held."""
+        triples = zip(self.pieces, self.plans, self.shares, strict=True)
+        # Fields of one H5Dataset are those of all.
+        read = [self.batch * one.sample_nbytes for one in {piece.field: piece for piece in self.pieces[::-1]}.values()]
+        batch = sum(map(pooled_nbytes, read))
+        parts = [run_part(piece, plan, share, batch) for piece, plan, share in triples]
+        if self.segment(self.segments.start).elsewhere is not None:
+            parts += [replace(part, pages=0, stored=False, pack=None, direct=True, ahead=FETCHED) for part in parts]
+        return parts
+
+
+def _plan(
+    window: PlannedPasses,
+    piece: Piece,
+    memory: int,
+    storage: Storage,
+    facts: tuple[Any, ...],
+    way: RetentionPolicy | None,
+    holding: bool,
+    parts: int,
+) -> Plan:
+    """The plan of a piece. With `holding` what stays by the way that is given is there already.
+
+    What ranks of a node have in common goes through the memory that they share. Where that has no room for a step, a
+    part stays if that pays, and all else is read straight into the batches, by each rank its own.
+    """
+    shared = piece.in_blocks and window.segment(window.segments.start).takers is not None
+
+    def of(number: int, apart: bool = False) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
+        segment = window.segment(number)
+        return piece.rows(segment.by_rank if apart else segment.planned)
+
+    def planned(way: RetentionPolicy | None, holding: bool = False) -> Plan:
+        rows = partial(
+            plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments,
+            ahead=steps_ahead(storage), facts=facts, holding=holding, region=piece.region, packing=piece.packing,
+            direct=not shared, parts=parts,
+        )  # fmt: skip
+        made = rows(of, way=way)
+        if shared and made.way.direct:
+            return replace(made, counts=rows(partial(of, apart=True), way=made.way).counts)
+        return made
+
+    for wanted in (way, None):
+        with suppress(PlanError):
+            made = planned(wanted, holding and wanted is not None)
+            # Once more where some samples stay: with the way given, as windows after this one will have it.
+            return planned(made.way) if made.way.pinned and wanted is None else made
+    fitting = [(piece.region.fitting(memory, whole=whole), whole) for whole in piece.region.kinds]
+    ways = [RetentionPolicy(direct=True), *(RetentionPolicy(n, whole=whole, direct=True) for n, whole in fitting if n)]
+    return min(map(planned, ways), key=lambda plan: plan.seconds(storage))
+
+
+def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
+    """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
+    held, ahead = plan.pages * plan.page, plan.terms.ahead
+    if plan.way.pinned == piece.region.items:
+        ahead = 0  # nothing is read any more
+    elif plan.way.direct:
+        ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
+    kept = plan.kept == "stored"
+    own = None if piece.extents is None else piece.extents.run_rows  # of blocks uses are told one by one
+    packing = plan.region.units.packing
+    pack = None if packing is None else (packing.number, packing.predictor)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own, pack)
+
+
+def number_in_steps(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
+    """0, 1, 2, ... of each step, from that of its first on."""
+    return np.arange(starts[-1], dtype=np.int32) - np.repeat((starts[:-1] - first).astype(np.int32), np.diff(starts))
+
+
+def _own_places(
+    piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64] | int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Where each block of a step goes in this rank's own batch, -1: nowhere; and where each batch begins among its own.
+
+    Ranks of a node have one plan: a step uses the blocks of all their samples.
+    """
+    if segment.planned is segment.batches:
+        return number_in_steps(script.starts, before), script.starts
+    rows, starts = piece.rows(segment.batches)
+    every, steps = piece.units.samples, np.arange(len(starts) - 1)
+    of_all, of_own = (np.repeat(steps * every, np.diff(each)) for each in (script.starts, starts))
+    positions = np.full(len(script.rows), -1, np.int32)
+    positions[np.searchsorted(of_all + script.rows[:], of_own + rows[:])] = number_in_steps(starts, before)
+    return positions, starts
+
+
+def _read_alone(uses: SampleUses, piece: Piece) -> PartScript:
+    """The plan of what is read straight into the batches."""
+    rows, starts = piece.rows(uses)
+    none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
+    flags = len(rows) if piece.extents is None else -(-len(rows) // 8)
+    last, ends = np.zeros(flags, np.uint8), np.zeros(len(starts), np.int64)
+    return PartScript(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(piece.dataset))
+
+
+def ways_after(last: PlannedPasses, passes: int) -> list[RetentionPolicy | None]:
+    """How a window of so many passes uses memory after the last one; None: that is yet to be chosen.
+
+    What is best where one pass is known can be dear where several are, so it is chosen again, unless samples stay.
+    """
+    alike = (len(last.segments) > 1) == (passes > 1)
+    return [way if alike or way.pinned else None for way in last.ways]
+
+
+def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
+    """Whether a run made for the others can carry out a window of these."""
+    pairs = zip(parts, others, strict=True)
+    # To wait for reads sooner than planned does no harm.
+    return all(
+        part.pages <= other.pages
+        and part.ahead >= other.ahead
+        and replace(part, pages=other.pages, ahead=other.ahead) == other
+        for part, other in pairs
+    )
+
+
+def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]) -> bool:
+    """Whether a run with these parts, told of the last window to its end, can carry out this one after it."""
+    pairs = zip(last.ways, window.ways, strict=True)
+    alike = all(one == two or one.pinned == two.pinned == 0 for one, two in pairs)  # else other samples are to stay
+    return alike and fit(window.parts(), parts)
+
+
+def in_words(window: PlannedPasses) -> str:
+    """What a window does with the memory, and what that takes in a later epoch."""
+    said = [_way_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
+    # Of fields that are used differently. What is kept as it is read needs no word beside another that is not.
+    more = {one.partition(held)[0] for one in said for held in (", kept ", ", packed ") if held in one}
+    ways = "; ".join(one for one in dict.fromkeys(said) if one not in more)
+    typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
+    requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
+    samples = len(window.segment(window.segments.start).planned.rows)
+    uses = samples * sum({piece.field: piece.slots for piece in window.pieces}.values())
+    return f"{ways}; an epoch takes {requests:,} requests for {quantities.size(nbytes)} and has {uses:,} uses"
+
+
+def packed_ratio(plans: Sequence[Plan]) -> str:
+    """That samples are held packed, and how much smaller; empty if they are not."""
+    of = [plan.region.units for plan in plans if plan.kept == "packed"]
+    if not of:
+        return ""
+    return f"packed without loss, {sum(u.sample_nbytes for u in of) / sum(u.held_nbytes for u in of):.1f} : 1"
+
+
+def _way_in_words(plan: Plan, piece: Piece) -> str:
+    way = plan.way
+    kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
+    packed = f", {packed_ratio([plan])}"
+    decoded = "encoded" if piece.units.decoded_later else "decoded"
+    stored = ", kept as stored" if plan.kept == "stored" else f", kept {decoded}" if piece.units.encoded else ""
+    stored = packed if plan.kept == "packed" else stored
+    if way.pinned >= piece.region.items:
+        return f"all samples stay{stored}"
+    if way.direct:
+        return "every batch is read in one sorted go" + (kept + stored if way.pinned else "")
+    return "reading goes round in the order of the file" + (kept if way.pinned else "") + stored

@@ -1,0 +1,208 @@
+"""Home regions: which part of storage each rank, and each node, reads; and its units as the native part takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.planning.units import Units
+from solar.values import RowPacking
+
+Items = NDArray[np.int32]
+Places = NDArray[np.int64]
+
+
+def homes(units: Units, ranks: int) -> Places:
+    """The first item of each rank's region and the end of the last: whole units, as equal in bytes as they allow."""
+    if units.first is None or units.nbytes is None:
+        unit = np.arange(ranks + 1, dtype=np.int64) * units.units // ranks
+        return np.minimum(unit * units.per_unit, units.samples)
+    ends = np.cumsum(units.nbytes)
+    unit = np.searchsorted(ends, np.arange(1, ranks) * (ends[-1] / ranks), side="left") + 1
+    return units.first[np.concatenate(([0], np.minimum(unit, units.units), [units.units]))]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """The items [begin, end) of a node, which its ranks read and hold together."""
+
+    units: Units
+    begin: int
+    end: int
+
+    @property
+    def items(self) -> int:
+        """How many there are."""
+        return self.end - self.begin
+
+    def packed(self, packing: RowPacking) -> Region:
+        """The same, held encoded so."""
+        return replace(self, units=replace(self.units, packing=packing))
+
+    @property
+    def samples_alone(self) -> bool:
+        """Whether each item can be read without others."""
+        return self.units.per_unit == 1
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether units can be held whole, beside sample by sample: alone in them, only where that takes less."""
+        if self.units.packing is not None:
+            return (False,)
+        several = self.units.storable and not self.samples_alone
+        encoded = self.units.storable and self.units.encoded
+        less = encoded and self.held_nbytes(self.items, whole=True) < self.held_nbytes(self.items, whole=False)
+        return (False, True) if several or less else (False,)
+
+    def fitting(self, room: int, *, whole: bool) -> int:
+        """How many of its first items fit into so many bytes, whole units only."""
+        if self.units.first is None:
+            each = self.heaviest(whole=whole) * (1 if whole else self.units.per_unit)
+            return min(self.items, max(room, 0) // each * self.units.per_unit)
+        ends = np.cumsum(self._held(whole=whole))
+        return int(self._columns(0)[0][np.searchsorted(ends, room, side="right")])
+
+    def units_in(self, items: int) -> int:
+        """How many units its first items are, which end with a unit."""
+        if self.units.first is None:
+            return -(-items // self.units.per_unit)
+        return int(np.searchsorted(self._columns(0)[0], items))
+
+    def ends_unit(self, items: int) -> bool:
+        """Whether its first items end with a unit."""
+        if self.units.first is None:
+            return items == self.items or items % self.units.per_unit == 0
+        first = self._columns(0)[0]
+        return bool(first[min(self.units_in(items), len(first) - 1)] == items)
+
+    def held_nbytes(self, items: int, *, whole: bool) -> int:
+        """What memory its first items take, which end with a unit."""
+        if self.units.first is None:
+            count = self.units_in(items) if whole else items
+            return count * self.heaviest(whole=whole)
+        return int(self._held(whole=whole)[: self.units_in(items)].sum())
+
+    def stored_nbytes(self, items: int) -> int:
+        """What its first items take in storage."""
+        if self.units.first is None:
+            return self.units_in(items) * self.units.stored_nbytes
+        return int(self._columns(0)[2][: self.units_in(items)].sum())
+
+    def heaviest(self, *, whole: bool) -> int:
+        """The most that one thing held takes: an item, or a unit where those are held whole."""
+        if not whole:
+            return self.units.held_nbytes
+        paged = self.units.paged
+        return int(paged[self._listed(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
+
+    def _held(self, *, whole: bool) -> Places:
+        """What memory each of its units takes: sample by sample, or whole as it is stored."""
+        paged = self.units.paged
+        if whole and isinstance(paged, np.ndarray):
+            return paged[self._listed(0)]
+        return np.diff(self._columns(0)[0]) * self.units.held_nbytes
+
+    def native(self, skipped: int, *, whole: bool) -> _native.Units:
+        """Its units from the item `skipped` on; each is one item where they are held whole."""
+        units = self.units
+        single = whole or self.samples_alone
+        per_unit = 1 if single else units.per_unit
+        if isinstance(units.paged, int):
+            held, items = (units.paged if whole else units.held_nbytes), self.items - skipped
+            return _native.Units(-(-items // units.per_unit) if whole else items, per_unit, units.stored_nbytes, held)
+        place = self._listed(skipped)
+        first, offset, nbytes = self._columns(skipped)
+        return _native.Units(
+            len(offset) if single else int(first[-1]),
+            per_unit,
+            units.stored_nbytes,
+            0 if whole else units.held_nbytes,
+            None if single else first,
+            offset,
+            nbytes,
+            units.paged[place] if whole else None,
+            **self._chunks(place),
+        )
+
+    def _chunks(self, place: slice) -> dict[str, Places]:
+        """The chunks of these units, where units have several."""
+        units = self.units
+        if units.chunk_first is None or units.chunk_offset is None or units.chunk_nbytes is None:
+            return {}
+        first = units.chunk_first[place.start : place.stop + 1]
+        own = slice(int(first[0]), int(first[-1]))
+        return {
+            "chunk_first": first - first[0],
+            "chunk_offset": units.chunk_offset[own],
+            "chunk_nbytes": units.chunk_nbytes[own],
+        }
+
+    def whole(self, items: Items, skipped: int) -> Items:
+        """The units of these items, both counted from the item `skipped` on."""
+        if self.units.first is None:
+            return items // np.int32(self.units.per_unit)
+        first = self._columns(skipped)[0]
+        guess: Items = np.minimum(items // np.int32(self.units.per_unit), np.int32(len(first) - 2))  # nearly always
+        if np.all(first[guess] <= items) and np.all(items < first[guess + 1]):
+            return guess
+        return (np.searchsorted(first, items, side="right") - 1).astype(np.int32)
+
+    def spans(self, units: Items) -> tuple[Places, Places]:
+        """The first item of each of these units, and the first behind it."""
+        if self.units.first is None:
+            begins = units.astype(np.int64) * self.units.per_unit
+            return begins, np.minimum(begins + self.units.per_unit, self.items)
+        first = self._columns(0)[0]
+        return first[units], first[units + 1]
+
+    def rows(self, found: Items, skipped: int, *, whole: bool) -> Items:
+        """The samples of these items, counted from the item `skipped` on; of units held whole the first of each."""
+        begin = self.begin + skipped
+        if not whole:
+            items = found + np.int32(begin) if begin else found
+        elif self.units.first is None:
+            items = found * np.int32(self.units.per_unit) + np.int32(begin)
+        else:
+            items = self.units.first[found + np.searchsorted(self.units.first, begin)].astype(np.int32)
+        return items if self.units.sample is None else self.units.sample[items]
+
+    def _listed(self, skipped: int) -> slice:
+        """Which of the listed units are its own, from the item `skipped` on."""
+        assert self.units.first is not None
+        low, high = np.searchsorted(self.units.first, (self.begin + skipped, self.end))
+        return slice(int(low), int(high))
+
+    def _columns(self, skipped: int) -> tuple[Places, Places, Places]:
+        """First item (from `skipped` on), offset and stored bytes of its units."""
+        begin = self.begin + skipped
+        if self.units.first is None or self.units.offset is None or self.units.nbytes is None:
+            count = -(-(self.end - begin) // self.units.per_unit)
+            first = np.minimum(np.arange(count + 1, dtype=np.int64) * self.units.per_unit, self.end - begin)
+            offset = np.arange(count, dtype=np.int64) * self.units.stored_nbytes
+            return first, offset, np.full(count, self.units.stored_nbytes, np.int64)
+        place = self._listed(skipped)
+        return (
+            self.units.first[place.start : place.stop + 1] - begin,
+            self.units.offset[place],
+            self.units.nbytes[place],
+        )
+
+
+def whole_region(units: Units) -> Region:
+    """All of it."""
+    return Region(units, 0, units.samples)
+
+
+def around(units: Units, items: Items) -> Region:
+    """The smallest region of whole units that has all of these items."""
+    if not len(items):
+        return Region(units, 0, 0)
+    begin, end = int(items.min()), int(items.max()) + 1
+    if units.first is None:
+        ends = -(-end // units.per_unit) * units.per_unit
+        return Region(units, begin // units.per_unit * units.per_unit, min(ends, units.samples))
+    low = np.searchsorted(units.first, begin, side="right") - 1
+    return Region(units, int(units.first[low]), int(units.first[np.searchsorted(units.first, end)]))

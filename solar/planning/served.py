@@ -1,0 +1,92 @@
+"""How a service divides its memory among the steps of its jobs, threads, and what is kept: for it and `solar plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.planning.budget import Budget, BufferTooSmall, Needs, divide_memory, wholes
+from solar.planning.pass_uses import SampleUses
+from solar.planning.planned_passes import Piece
+
+
+def packable(pieces: Sequence[Piece], scratch: int) -> list[Piece]:
+    """The same; those that may not be held packed where threads have so little memory to encode in."""
+    return [one if encoding_nbytes([one]) <= scratch else replace(one, packing=None) for one in pieces]
+
+
+def encoding_nbytes(pieces: Sequence[Piece]) -> int:
+    """What a thread needs to encode a row of any of these; 0 where none may be held packed."""
+    return max((one.packing.scratch for one in pieces if one.packing is not None), default=0)
+
+
+def tables_nbytes(pieces: Sequence[Piece]) -> int:
+    """Returns the bytes that a process needs, beside what is kept, to know where samples of unequal length lie."""
+    return sum(piece.tables_nbytes for piece in pieces)
+
+
+FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
+RINGS = ((64, 4), (32, 4), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
+MORE_BLOCKS = 4  # of blocks that a batch has, one part of so many more may be those of a later one
+STEPS_TOLD, SEGMENTS = 16, 16  # steps that are told together, at least; and parts of the longest epoch else
+
+
+def segment_steps(longest: int) -> int:
+    """How many steps are planned as one segment, where the longest epoch has so many."""
+    return max(STEPS_TOLD, -(-longest // SEGMENTS))
+
+
+def ring_of(memory: int, most: int, step: int) -> int:
+    """What steps of so many bytes need on their way; `most` is what one takes where nothing is shared.
+
+    >>> [ring_of(64 << 20, jobs << 18, 1 << 18) >> 20 for jobs in (1, 4, 8, 32)]
+    [1, 1, 2, 8]
+    """
+    parts = (memory // part for part, steps in RINGS if memory // part >= max(most, steps * step))
+    return next(parts, memory // FOR_BATCHES)
+
+
+def least_of(batches: int) -> int:
+    """The memory that a service needs where the batches of all its jobs take so many bytes: it has room for two."""
+    return 2 * FOR_BATCHES * batches
+
+
+def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: int, scratch: int, cores: int) -> Budget:
+    """The budget where so much is for steps, and a sample of them takes `nbytes`. TooSmall where nothing is left."""
+    own = Needs(ring, 0, scratch, cores, 1, scratch > nbytes, encodes=encoding_nbytes(pieces))
+    return divide_memory(memory, 1, [own], wholes([piece.region for piece in pieces]), tables_nbytes(pieces))
+
+
+def budget_of_jobs(
+    jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], nbytes: int,
+    *, memory: int, scratch: int, cores: int,
+) -> tuple[Budget, int]:  # fmt: skip
+    """The budget of a service with jobs that have such epochs, and what is for steps. TooSmall where it takes fewer.
+
+    A step has a place of `nbytes` for each sample, or for each of the blocks that samples are cut of.
+    """
+    every = [int(places_of_steps(one, pieces).max(initial=0)) for one in jobs]
+    if any(piece.in_blocks for piece in pieces):
+        every = [one + one // MORE_BLOCKS for one in every]
+    if (least := least_of(sum(every) * nbytes)) > memory:
+        raise BufferTooSmall(memory, least, len(jobs))
+    begin = segment_steps(max(len(one.starts) - 1 for one in jobs))
+    step = nbytes * int(places_of_steps(together, pieces)[:begin].max(initial=0))
+    ring = ring_of(memory, sum(every) * nbytes, step)
+    budget = divided_for_steps(memory, ring, pieces, nbytes, scratch, cores)
+    return replace(budget, staged=max(1, ring // max(1, step))), ring
+
+
+def places_of_steps(uses: SampleUses, pieces: Sequence[Piece]) -> NDArray[np.int64]:
+    """The places that each step takes, in the field that needs most."""
+    fields = {piece.field: np.zeros(len(uses.starts) - 1, np.int64) for piece in pieces}
+    for piece in pieces:
+        if piece.in_blocks:  # of each data set
+            fields[piece.field] += np.diff(piece.rows(uses)[1])
+        else:
+            fields[piece.field] = uses.sizes
+    most: NDArray[np.int64] = np.maximum.reduce(list(fields.values()))
+    return most

@@ -1,0 +1,466 @@
+"""EpochPosition: how far an epoch is, and its state as JSON."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from solar.errors import PlanError
+from solar.samplers.index_stream import Array, BatchCuts, IndexStream, Pass
+from solar.samplers.sampler_streams import BATCHING, stream_of
+from solar.samplers.states import check_order, check_values
+
+_NO_GAPS: dict[str, Any] = {"of": 0, "left": []}
+
+
+def check_gaps_of(order: IndexStream) -> None:
+    """PlanError for an order that ranks share: no state is the same on all of them where each has gaps of its own."""
+    ranks = getattr(order.sampler, "num_replicas", 1) if order.kind == "distributed" else 1
+    if ranks > 1:
+        raise PlanError(
+            f"in_order=False with workers, and a sampler over {ranks} ranks: each rank hands out its batches in an "
+            "order of its own, and the state says only how many samples all ranks have had, so batches would be lost. "
+            "Make the loader with in_order=True, or take its state when the epoch is over"
+        )
+
+
+class EpochPosition:
+    """One pass over the samples: how it began, and how far the consumer is. Drawing is ahead of the consumer.
+
+    Index batches are numbered in the order in which they are drawn. They are mostly handed out in that order. Those
+    that come before an earlier one (in_order=False) are kept as `_early`, so that a state says exactly which are left.
+    Any thread may advance it and ask for its state.
+    """
+
+    def __init__(self, order: IndexStream, epoch: int) -> None:
+        self.order = order
+        self.epoch = epoch
+        self.repeat = 0  # how often in a row this epoch was begun before
+        self.base_seed: int | None = None
+        self.begun = False  # the first index was drawn
+        self.finished = False
+        self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
+        self.batches = 0  # handed out
+        self.taken: Any = ()  # the samples of the batch handed out last
+        self.in_any_order = False  # batches are handed out as they come
+        # The dataset's own states: as they are now, or (False) as a new epoch would begin.
+        self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
+        self.given: Callable[[], list[int]] = list  # batches of each worker, of an iterable dataset
+        self._lock = threading.Lock()
+        self._drawn: deque[tuple[int, Any, Any]] = deque()  # batches from number `_first` on: size, mark, samples
+        self._first = self._samples = 0  # batches that were handed out without a gap, and their samples
+        self._mark: Any = None  # of the last of these
+        self._early: set[int] = set()  # numbers above `_first` that were handed out
+        self._gaps = _NO_GAPS  # of the state that it was resumed from
+        self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
+
+    def resume(self, loaded: dict[str, Any]) -> None:
+        """Begins behind a loaded state."""
+        self.before = loaded["batches"], loaded["samples"]
+        self._gaps = loaded.get("gaps", _NO_GAPS)
+        self._early = set(range(self._gaps["of"])).difference(self._gaps["left"])
+
+    def draw(self, batch: Any) -> bool:
+        """An index batch was drawn. Gives whether it is still to be handed out."""
+        samples = 1 if self.order.batch_sampler is None else len(batch)
+        with self._lock:
+            number = self._first + len(self._drawn)
+            # The native engine knows them by itself, and an epoch of lists would take much memory.
+            self._drawn.append((samples, self.order.mark(batch), () if self.order.as_arrays else batch))
+            if self._early:
+                self._close_gap()
+            return number >= self._gaps["of"] or number in self._gaps["left"]
+
+    def draw_all(self, starts: Array) -> None:
+        """All index batches were drawn."""
+        self._starts = starts
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some batches are to be passed over, because they were handed out before others."""
+        return bool(self._early)
+
+    def number_of(self, sent: int) -> int:
+        """The number of the index batch that was given as the one with the number `sent`."""
+        left: list[int] = self._gaps["left"]
+        return left[sent] if sent < len(left) else self._gaps["of"] + sent - len(left)
+
+    def advance(self, number: int | None = None) -> int:
+        """A batch was handed out: the next in order, or the one with this number. Gives how many samples it has."""
+        self.order.asked()
+        with self._lock:
+            if self._starts is not None:
+                self.batches += 1
+                begin, last = self._samples, len(self._starts) - 1
+                self._samples = int(self._starts[min(self.batches, last)])
+                return self._samples - begin
+            if not self._drawn:  # what failed was the sampler
+                return 0
+            self.batches += 1
+            if number is None and not self._early:  # as nearly always
+                samples, self._mark, self.taken = self._drawn.popleft()
+                self._samples += samples
+                self._first += 1
+                return samples
+            number = self._first if number is None else number
+            samples, _, self.taken = self._drawn[number - self._first]
+            self._early.add(number)
+            self._close_gap()
+            return samples
+
+    def _close_gap(self) -> None:
+        while self._first in self._early and self._drawn:
+            self._early.remove(self._first)
+            samples, self._mark, _ = self._drawn.popleft()
+            self._samples += samples
+            self._first += 1
+
+    def counts(self) -> dict[str, int]:
+        """How many samples of each class or source all ranks together have had of this epoch."""
+        return self.order.counts(self.epoch, self.order.consumed(self.before[1], self._without_gap, self._samples))
+
+    @property
+    def _without_gap(self) -> int:
+        return self._first if self._starts is None else self.batches
+
+    def state(self) -> dict[str, Any]:
+        if self.in_any_order:
+            check_gaps_of(self.order)
+        batches, samples = self.before
+        with self._lock:
+            state = {
+                "batches": batches + self._without_gap,
+                "samples": self.order.consumed(samples, self._without_gap, self._samples),
+                "order": self.order.tell(self._mark),
+            }
+            if self._early:
+                behind = range(self._first, max(self._early))
+                left = [number - self._first for number in behind if number not in self._early]
+                state["gaps"] = {"of": max(self._early) + 1 - self._first, "left": left}
+        if parts := self.parts(True):
+            return state | {"parts": parts}
+        return state | {"given": given} if sum(given := self.given()) else state
+
+    def all_batches(self) -> list[int]:
+        """Those handed out since the epoch began, as one number."""
+        return [self.before[0] + self.batches]
+
+
+# A loader's index batches from epoch to epoch: when they are drawn, where they begin, and the state as JSON.
+
+
+STATE_VERSION = 1
+KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
+
+
+class Draws(_BaseDataLoaderIter):
+    """The last base before torch's: restores the random state around torch's constructor, which draws from it.
+
+    Several threads may call `next` on one iterator: one at a time is served.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._turns = threading.RLock()
+        with loader._course.torchs_draws():
+            super().__init__(loader)
+        self._base_seed: int = loader._course.base_seed(self._base_seed)
+        self._restore(loader)
+
+    def _restore(self, loader: Any) -> None:
+        """Called between torch's draws and its first look at the dataset."""
+
+    def __next__(self) -> Any:
+        with self._turns:
+            return super().__next__()
+
+
+class Indices:
+    """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
+
+    def __init__(self, course: SamplerState) -> None:
+        self._course = course
+        self.passage = EpochPosition(course.order(), course.epoch)
+        self.passage.base_seed = course.lasting_base_seed
+        course.newest = self.passage
+        self._resumed = course.pending
+        self._batches = None if self._resumed else self.passage.order.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def _begun(self) -> Iterator[Any]:
+        if not self.passage.begun:
+            self._batches = self._course.begin(self.passage, self._resumed, self._batches)
+        assert self._batches is not None
+        return self._batches
+
+    def begin_beside_workers(self) -> None:
+        """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
+        if self.passage.order.draws:
+            self._batches = self.passage.order.draw_at_once(self._begun())
+
+    def at_once(self) -> Pass | None:
+        """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
+        batches = self._begun()
+        if not isinstance(batches, BatchCuts) or self.passage.has_gaps:
+            return None
+        made = batches.at_once()
+        self.passage.draw_all(made[1])
+        self.passage.order.ended()
+        return made
+
+    def __next__(self) -> Any:
+        batches = self._batches if self.passage.begun else self._begun()
+        assert batches is not None
+        try:
+            batch = next(batches)
+            while not self.passage.draw(batch):
+                batch = next(batches)
+        except StopIteration:
+            self.passage.order.ended()
+            raise
+        return batch
+
+
+class SamplerState:
+    """A loader's index sampler over all its epochs. Loader and iterators refer to it; it refers to neither.
+
+    torch's iterators use it as their sampler, so that they can begin in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        batch_sampler: Any,
+        generator: torch.Generator | None,
+        dataset: Any,
+        persistent: bool = False,
+    ) -> None:
+        self._samplers = sampler, batch_sampler, generator
+        self._dataset = dataset
+        self._persistent = persistent  # persistent workers are seeded once
+        self._epoch = 0  # counted here if no sampler counts it
+        self._last_epoch: tuple[int, int] | None = None  # epoch and repeat of the last pass; None: the epoch was set
+        self.pending: dict[str, Any] | None = None  # a loaded state that no pass has used yet
+        self.newest: EpochPosition | None = None
+        self.in_advance = 0  # index batches that torch's workers would be given when a pass begins
+        self.as_arrays = False  # known orders give arrays, for the native engine
+        self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
+        self._last: EpochPosition | None = None  # the pass begun last
+        self.stride = 1  # how much the epoch grew from the last whole pass to the next
+
+    def __iter__(self) -> Indices:
+        return Indices(self)
+
+    def __len__(self) -> int:
+        sampler, batch_sampler, _ = self._samplers
+        return len(sampler if batch_sampler is None else batch_sampler)
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches in a whole epoch, if known."""
+        return _length(self)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The most samples in a batch, if known."""
+        if self.cutter is None:
+            return 1
+        samples = _length(getattr(self.cutter, "sampler", None))
+        if type(self.cutter) not in BATCHING:
+            return None
+        size = int(self.cutter.batch_size)
+        return size if samples is None else max(1, min(size, samples))
+
+    @property
+    def cutter(self) -> Any:
+        """The sampler that cuts the samples into batches, if there is one."""
+        return self._samplers[1]
+
+    def order(self) -> IndexStream:
+        order = stream_of(*self._samplers)
+        order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
+        order.in_advance = self.in_advance if self.as_arrays else 0
+        return order
+
+    @property
+    def with_epochs(self) -> Any:
+        """The sampler with a set_epoch, like torch's DistributedSampler, if there is one."""
+        sampler, batch_sampler, _ = self._samplers
+        candidates = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        return next((one for one in candidates if hasattr(one, "set_epoch")), None)
+
+    @property
+    def epoch(self) -> int:
+        known = getattr(self.with_epochs, "epoch", None)
+        return known if isinstance(known, int) else self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the sampler. A position that was loaded for another epoch is forgotten."""
+        if self.with_epochs is not None:
+            self.with_epochs.set_epoch(epoch)
+        self._epoch = epoch
+        self._last_epoch = None
+        if self.pending is not None and self.pending["epoch"] != epoch:
+            self.pending = None
+
+    # --- a pass begins and ends ----
+
+    @contextmanager
+    def torchs_draws(self) -> Iterator[None]:
+        """The context of torch's draws for a new iterator. A resumed pass undoes them: it has drawn already."""
+        loaded, generator = self.pending, self._samplers[2]
+        if loaded is None:
+            drawn = self.lasting_base_seed is not None
+        else:
+            # A sampler that is gone through once more is seeded as it was: before torch drew.
+            drawn = loaded["drawn"] and not (loaded["begun"] and "checksum" in loaded["order"])
+            if not loaded["begun"]:
+                self.order().prepare(loaded["order"], drawn)
+        with undrawn(generator) if drawn else nullcontext():
+            yield
+
+    def base_seed(self, drawn: int) -> int:
+        """The seed of workers and transforms: the loaded one, that of persistent workers, or torch's new draw."""
+        told = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
+        seed = drawn if told is None else int(told)
+        if self._persistent:
+            self.lasting_base_seed = seed
+        return seed
+
+    def begin(
+        self, passage: EpochPosition, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None
+    ) -> Iterator[Any]:
+        """Begins a pass. It resumes a loaded state, unless another pass did or the epoch was changed."""
+        passage.begun = True
+        passage.epoch = self.epoch
+        if self._last is not None and self._last.finished:
+            self.stride = max(0, passage.epoch - self._last.epoch)
+        order, told = passage.order, None
+        if loaded is not None and loaded is self.pending:
+            self.pending = None
+            if loaded["epoch"] == self.epoch or not loaded["begun"]:
+                told = loaded["order"]
+        if loaded is None or told is None:
+            passage.repeat = self._next_repeat()
+            order.begin(self._last.order if self._last is not None else None)
+            batches = order.start() if fresh is None else fresh
+        else:
+            passage.resume(loaded)
+            passage.repeat = loaded["repeat"] if told.get("epoch", loaded["epoch"]) == self.epoch else 0
+            batches = order.resume(told, *passage.before) if loaded["begun"] else order.start_foretold(told)
+        self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
+        return batches
+
+    def _next_repeat(self) -> int:
+        """How often this epoch was begun before without set_epoch: random transforms treat each as another epoch."""
+        return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
+
+    def finish(self, passage: EpochPosition) -> None:
+        """Notes that the pass came to its end."""
+        if not passage.finished:
+            passage.order.asked()
+            passage.finished = True
+            self._epoch = passage.epoch + 1
+
+    def counts(self) -> dict[str, int]:
+        """How many samples of each class or source all ranks together have had of the newest epoch."""
+        return {} if self.newest is None else self.newest.counts()
+
+    @property
+    def taken(self) -> list[int]:
+        """The numbers of the samples of the batch handed out last."""
+        taken = () if self.newest is None else self.newest.taken
+        taken = taken() if callable(taken) else taken
+        return [int(one) for one in np.ravel(np.asarray(taken, np.int64))]
+
+    # --- state ----
+
+    def state(self) -> dict[str, Any]:
+        """The newest pass's position; if it is over or none has begun, the beginning of the next."""
+        if self.pending is not None:
+            return dict(self.pending)
+        state: dict[str, Any] = {"solar": STATE_VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
+        passage = self.newest
+        if passage is not None and passage.begun and not passage.finished:
+            state |= {"epoch": passage.epoch, "repeat": passage.repeat, "drawn": True, "begun": True, **passage.state()}
+            base_seed = passage.base_seed
+        else:
+            drawn = self.lasting_base_seed
+            if passage is not None and not passage.begun:
+                drawn = passage.base_seed
+            base_seed, told = self.order().foretell(None if self._last is None else self._last.order, drawn)
+            state["repeat"] = self._next_repeat()
+            if passage is not None and passage.finished:
+                state["epoch"] = max(self.epoch, passage.epoch + 1)
+            state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
+            if passage is not None and (parts := passage.parts(not passage.finished)):
+                state["parts"] = parts
+        if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
+            state["base_seed"] = base_seed
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Lets the next pass begin where this state was taken; for an empty state, at the beginning."""
+        if state or not isinstance(state, dict):
+            self._check(state)
+            # The state of a finished epoch names the next one. The training loop tells the sampler that epoch.
+            # If it has done so already, that stays.
+            if state["begun"] or self.epoch != state["epoch"]:
+                told = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
+                self.set_epoch(int(told))
+            self._epoch = int(state["epoch"])
+        self.newest, self.lasting_base_seed = None, None
+        self.pending = state or None
+
+    def _check(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict) or state.get("solar") != STATE_VERSION:
+            found = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise PlanError(f"this is no state of solar's DataLoader, version {STATE_VERSION}: found {found}")
+        if missing := sorted(KEYS - state.keys()):
+            raise PlanError(f"this state of solar's DataLoader is not whole: it lacks {', '.join(missing)}")
+        check_values(state)
+        length, order = _length(self._dataset), self.order()
+        if state["length"] != length:
+            raise PlanError(f"the state is of a dataset of {state['length']} samples; this one has {length}")
+        if state["order"]["kind"] != order.kind:
+            raise PlanError(
+                f"the state is of a loader whose order is {state['order']['kind']}; this one's is {order.kind}: "
+                "make it with the same sampler and shuffle"
+            )
+        check_order(state["order"], order.told_by_all)
+        if "gaps" in state:
+            check_gaps_of(order)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The pickled state. A copy in another process begins anew, or at a loaded position."""
+        return dict(self.__dict__, newest=None, _last=None, _last_epoch=None, lasting_base_seed=None)
+
+
+@contextmanager
+def undrawn(generator: torch.Generator | None) -> Iterator[None]:
+    """Restores the generator at the end, as if nothing had been drawn; None means torch's global one."""
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state) if generator is None else generator.set_state(state)
+
+
+def has_state(part: Any) -> bool:
+    """Whether it has torchdata's state_dict and load_state_dict."""
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

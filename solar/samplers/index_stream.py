@@ -1,0 +1,288 @@
+"""IndexStream: the batches of indices of one epoch; and torch's random draws, made, predicted and repeated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler
+
+from solar import _native
+from solar.errors import PlanError
+from solar.samplers.samplers import Indices, permutation
+
+SKIPPED = 1 << 16  # random numbers at a time, so that they take no memory
+
+
+def draw_torch_seed(generator: torch.Generator | None) -> int:
+    """A seed, drawn as torch's loader and sampler draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def skip(generator: torch.Generator, count: int) -> None:
+    """Draws and discards `count` 32-bit numbers; a seed takes two of them."""
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+
+
+def skip_permutation(samples: int, generator: torch.Generator) -> None:
+    """Draws what torch.randperm draws, and makes nothing of it."""
+    draws = _native.randperm_draws(samples)
+    for begin in range(0, draws, SKIPPED):
+        skip(generator, min(SKIPPED, draws - begin))
+
+
+def copy_generator(generator: torch.Generator | None) -> torch.Generator:
+    """A copy of a generator in its present state; None means torch's global one."""
+    copy = torch.Generator("cpu" if generator is None else generator.device)
+    copy.set_state(torch.get_rng_state() if generator is None else generator.get_state())
+    return copy
+
+
+def digest(generator: torch.Generator) -> str:
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
+
+
+def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
+
+
+def shuffled(sampler: RandomSampler, generator: torch.Generator) -> Indices:
+    """All that `shuffle` gives, as an array. What it draws at its very end, and uses nothing of, is `draw_last`'s."""
+    samples, wanted = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        return np.fromiter(shuffle(sampler, generator), np.int64, wanted)
+    if samples == wanted:
+        return permutation(samples, generator)
+    return np.concatenate([permutation(samples, generator)[: wanted - begin] for begin in range(0, wanted, samples)])
+
+
+def draw_last(sampler: RandomSampler, generator: torch.Generator) -> None:
+    """What `shuffle` draws once all samples are taken."""
+    if not sampler.replacement and sampler.num_samples % len(sampler.data_source) == 0:
+        skip_permutation(len(sampler.data_source), generator)
+
+
+def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    """Makes the draws of `shuffle` from the generator, at the same times. The numbers it yields mean nothing."""
+    if sampler.replacement:
+        yield from shuffle(sampler, generator)
+        return
+    samples = len(sampler.data_source)
+    for begin in range(0, sampler.num_samples + 1, samples):  # after the last whole one it draws once more in any case
+        skip_permutation(samples, generator)
+        yield from repeat(0, min(samples, sampler.num_samples - begin))
+
+
+def shuffle_again(sampler: RandomSampler, generator: torch.Generator, whole: bool) -> None:
+    """Makes the draws of `shuffle` from the generator: all of them, or only those for its first sample."""
+    draws = draws_again(sampler, generator)
+    deque(draws, maxlen=0) if whole else next(draws)
+
+
+def drawing(sampler: RandomSampler) -> dict[str, Any]:
+    return {"replacement": sampler.replacement, "draws": sampler.num_samples}
+
+
+def check_drawing(sampler: RandomSampler, told: dict[str, Any]) -> None:
+    for name, value in drawing(sampler).items():
+        if told[name] != value:
+            raise PlanError(f"the state is of a RandomSampler with {name}={told[name]}; this loader's has {value}")
+
+
+Array = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]  # of 32 bits where that is enough
+Pass = tuple[Array, Array]  # samples in the order of use; where each batch begins in it, and where the last one ends
+
+
+class KnownOrder(NamedTuple):
+    """How many guesses of the next pass came true in a row, and how many have to before the next is acted upon.
+
+    A wrong guess costs a part of a scan, a right one gains more. So the one loss that no gain went before doubles what
+    is asked for: however the guesses come, all such losses together are a few.
+    """
+
+    right: int
+    needed: int
+
+    def after(self, came_true: bool) -> KnownOrder:
+        """With one more guess compared with what came."""
+        if came_true:
+            return KnownOrder(self.right + 1, self.needed)
+        return KnownOrder(0, max(1, 2 * self.needed) if self.right == self.needed else self.needed)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the next guess is acted upon."""
+        return self.right >= self.needed
+
+
+UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
+
+
+class BatchCuts:
+    """Index batches of samples that are known at once: one after another, or else all in one go."""
+
+    def __init__(self, each: Iterator[Any], at_once: Callable[[], Pass]) -> None:
+        self._each = each
+        self.at_once = at_once  # unless one was taken
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._each)
+
+
+def cut_at(made: Pass) -> Iterator[Array]:
+    """The batches of a pass, each cut when it is asked for: an object each would take more than its samples."""
+    samples, starts = made
+    return (samples[starts[at] : starts[at + 1]] for at in range(len(starts) - 1))
+
+
+class IndexStream:
+    """The source of the index batches of one pass.
+
+    `tell` gives, as JSON, enough for `resume` to continue with the remaining batches.
+    """
+
+    kind = "none"
+    told_by_all: tuple[str, ...] = ()  # the keys that `tell` gives for every order of this kind
+    exhausted = False  # drawn to its end
+    as_arrays = False  # if the samples are known beforehand, index batches are arrays instead of lists
+    guessed = False  # its later passes follow from what the training does
+    fixed = True  # it is the same whether it is drawn now or later
+    draws = False  # random numbers from generators of torch's or the user's, when the first batch is drawn
+    in_advance = 0  # index batches that torch's workers are given when a pass begins; 0: there are none
+    draws_base_once = False  # persistent workers: torch draws a base seed only once, not for each pass
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.generator = generator  # the loader's: torch draws a base seed from it before a pass
+
+    def start(self) -> Iterator[Any]:
+        """All index batches, as torch yields them. Random draws are made when torch makes them."""
+        return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    def begin(self, last: IndexStream | None) -> None:
+        """Called just before the first index is drawn; `last` is the order of the loader's previous pass."""
+
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Draws what torch draws when it gives its workers their first index batches; gives all of the batches."""
+        return chain(list(islice(batches, 1)), batches)
+
+    def ended(self) -> None:
+        """Called when there is no index batch left to draw."""
+        self.exhausted = True
+
+    def asked(self) -> None:
+        """Called when the consumer gets the next batch, or learns that there is none."""
+
+    def mark(self, batch: Any) -> Any:
+        """The order's state right after this index batch was drawn, for `tell`."""
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        """The order as JSON, if the batch of this mark was the last one taken (None: none was)."""
+        return {"kind": self.kind}
+
+    def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        """Predicts the base seed and the order of a pass that would begin now. Nothing is drawn.
+
+        With a base seed given, torch has drawn that already.
+        """
+        return draw_torch_seed(copy_generator(self.generator)) if base_seed is None else base_seed, self.tell(None)
+
+    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+        """Called for a predicted pass before torch's draws. `drawn`: these were made when it was predicted."""
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        """All index batches of a predicted pass. Makes the same draws from the generators as `start`."""
+        return self.resume(told, 0, 0)
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        """The index batches after the first `samples`; if the user's sampler cuts them, after the first `batches`."""
+        return islice(self.start(), batches, None)
+
+    def drawn_at_once(self, batches: int | None) -> int:
+        """How many index batches may be drawn before the first is used. A known number gives more than all."""
+        return UNCOUNTED if batches is None else batches + 1
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """The passes after this one, as far as they are known. Each can be made any number of times.
+
+        Nothing is drawn from the user's generators. `stride` is how much the epoch grows from pass to pass.
+        Called when this pass was drawn to its end.
+        """
+        return iter(())
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the later passes are known, and no guesses."""
+        return not self.guessed and type(self).later is not IndexStream.later
+
+    def of_all(self, begun_at: int) -> Pass | None:
+        """The pass of all ranks together that began after `begun_at` samples; None if they share no order."""
+        return None
+
+    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """`later` for the passes of all ranks together."""
+        return iter(())
+
+    def batched(self, samples: Array) -> Pass:
+        """The samples of a pass, and where its batches begin, as `cut` cuts them."""
+        length, cutter = len(samples), self.batch_sampler
+        if cutter is None:
+            return samples, np.arange(length + 1)
+        if cutter.drop_last:
+            length -= length % cutter.batch_size
+        return samples[:length], np.append(np.arange(0, length, cutter.batch_size), length)
+
+    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
+        """Samples of the whole order consumed, if the pass began after `begun_at` and this loader took these since."""
+        return begun_at + samples
+
+    def counts(self, epoch: int, samples: int) -> dict[str, int]:
+        """How many of each class or source are among the first samples of all ranks; {}: there are none."""
+        return {}
+
+    def cut(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Cuts samples into batches, as the loader's own batches are cut."""
+        cutter = self.batch_sampler
+        if cutter is None:
+            return iter(samples)
+        if isinstance(samples, np.ndarray):
+            return self.cut_late(lambda: samples)
+        return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
+
+    def cut_late(self, make: Callable[[], Array]) -> BatchCuts:
+        """The batches of samples that are made when the first is asked for: as in torch, nothing is drawn before."""
+
+        def each() -> Iterator[Array]:
+            yield from cut_at(self.batched(make()))
+
+        return BatchCuts(each(), lambda: self.batched(make()))
+
+
+class KnownStream(IndexStream):
+    """An order whose samples are all known before the first is asked for."""
+
+    def whole(self) -> Array:
+        """All samples of the pass that begins now. Draws what `start` draws when its first is asked for."""
+        raise NotImplementedError
+
+    def start(self) -> Iterator[Any]:
+        return self.cut_late(self.whole) if self.as_arrays and self.batch_sampler is not None else super().start()
+
+
+class _Given:
+    """An iterator in the form of a sampler, for torch's BatchSampler."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._samples)

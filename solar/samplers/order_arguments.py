@@ -1,0 +1,240 @@
+"""Makes the order that the arguments of a PlanSampler ask for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError
+from solar.io.reading.reader import read
+from solar.samplers.mixture import Mixture
+from solar.samplers.orders import (
+    STRETCH,
+    EpochOrder,
+    as_given,
+    by_blocks,
+    by_classes,
+    by_groups,
+    by_length,
+    by_study,
+    by_weights,
+)
+from solar.samples.pending import leaves
+from solar.samples.source import h5_beneath
+
+Column = (
+    str | Sequence[Any] | NDArray[Any] | Any | None
+)  # a number or name of each sample; or the dataset that has them
+PerClass = Literal["equal"] | Mapping[Any, float] | Sequence[float] | Any | None
+Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
+
+BLOCK = 1024  # samples of a block, if nobody says
+ONE_OF = ("weights", "labels", "together", "order", "by_length", "study")
+
+
+def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
+    """The order by these arguments; None: they ask for none, so it is torch's shuffle."""
+    kinds = [kind for kind in ONE_OF if by[kind] is not None]
+    if isinstance(dataset, Mixture):
+        return mixed_order(dataset, kinds, num_samples, shuffle)
+    if isinstance(getattr(dataset, "dataset", None), Mixture):
+        raise PlanError(
+            "a part of a Mixture has not its shares: take the part of each source, and make a Mixture of these"
+        )
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} are {len(kinds)} orders, and a sampler has one: leave out all but one")
+    kind = kinds[0] if kinds else ""
+    if (by["per_class"] is None) != (kind != "labels"):
+        raise ValueError(
+            'labels says the class of each sample, and per_class how often each class comes: "equal", or a weight for '
+            "each. Give both or neither"
+        )
+    if (by["run"] is None) != (kind != "by_length"):
+        raise ValueError(
+            "by_length says how long samples are, and run how many of similar length come in a row: give the samples "
+            "of a step, batch_size times the number of ranks. Give both or neither"
+        )
+    if num_samples is not None and kind not in ("weights", "labels"):
+        raise ValueError(f"num_samples={num_samples}: only weights or labels have an epoch as long as you like")
+    if num_samples is not None and operator.index(num_samples) < 1:
+        raise ValueError(f"num_samples={num_samples}: an epoch has at least one sample")
+    if kind in ("weights", "labels", "by_length", "study") and not shuffle:
+        raise ValueError(f"shuffle=False, and {kind} draws by chance: leave one of them out")
+    samples = len(dataset)
+    if kind and not samples:
+        raise PlanError(f"{kind}: the dataset has no sample to put in order")
+    length = samples if num_samples is None else operator.index(num_samples)
+    if kind == "weights":
+        return by_weights(as_floats(column(dataset, by[kind], kind), kind), length)
+    if kind == "labels":
+        classes, labels = _classes(column(dataset, by[kind], kind), kind)
+        names = [label_text(label) for label in labels.tolist()]
+        return by_classes(classes, names, _shares(by["per_class"], labels.tolist()), length)
+    if kind == "together":
+        return by_groups(_classes(column(dataset, by[kind], kind), kind)[0], shuffle=shuffle)
+    if kind == "by_length":
+        return by_length(sample_lengths(dataset, by[kind]), run_length(by["run"]))
+    if kind == "study":
+        return by_study(samples, *_study(by[kind]))
+    return order_by_kind(by[kind], samples) if kind else None
+
+
+def _study(given: Any) -> tuple[int, float]:
+    """The number of a study, and how large a share of an epoch its stretches are."""
+    study, share = given if isinstance(given, tuple) and len(given) == 2 else (given, STRETCH)
+    try:
+        number, fits = operator.index(study), 0 < float(share) <= 1
+    except (TypeError, ValueError):
+        number, fits = 0, False
+    if not fits or isinstance(study, bool):
+        raise ValueError(
+            f"study={given!r}: it is a whole number that all jobs of a study have in common, such as 7; or that and "
+            "how large a stretch of an epoch all of them want together, such as (7, 0.05)"
+        )
+    return number, float(share)
+
+
+def run_length(run: Any) -> int:
+    if isinstance(run, bool) or operator.index(run) < 1:
+        raise ValueError(f"run={run!r}: samples of similar length in a row, at least 1")
+    return operator.index(run)
+
+
+def sample_lengths(dataset: Any, given: Any) -> NDArray[Any]:
+    """The length of each sample: as given, or (True) that of the first field of unequal length."""
+    if given is not True:
+        lengths = column(dataset, given, "by_length")
+        if lengths.dtype.kind not in "iu":
+            raise PlanError(f"by_length has the type {lengths.dtype}: give whole numbers")
+        return lengths
+    beneath = h5_beneath(dataset)
+    if isinstance(beneath, str) or not beneath.ragged:
+        why = beneath if isinstance(beneath, str) else "its samples are of equal length"
+        raise PlanError(f"by_length=True asks the dataset how long its samples are, and {why}: give their lengths")
+    which, rows = beneath.locate(np.arange(len(dataset)))
+    found = np.empty(len(rows), np.int64)
+    for number, one in enumerate(beneath.datasets):
+        own = next(own for own in leaves(one.extents) if own is not None and own.lengths is not None)
+        if own.varying:
+            raise PlanError(
+                f"by_length=True: {own.given.name} is of HDF5's variable-length type, whose lengths are not known "
+                "before it is read: give them"
+            )
+        found[which == number] = own.length[rows[which == number]]
+    return found
+
+
+def mixed_order(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:
+    asked = [*kinds, *(["num_samples"] if num_samples is not None else []), *([] if shuffle else ["shuffle=False"])]
+    if asked:
+        raise ValueError(
+            f"{' and '.join(asked)}: a Mixture has its own order, by its shares, and its `epoch` says how long it is; "
+            "give its sources to a torch.utils.data.ConcatDataset to have another"
+        )
+    return mixture.order()
+
+
+def order_by_kind(order: Any, samples: int) -> EpochOrder:
+    if not isinstance(order, str):
+        return as_given(order if callable(order) else np.asarray(order), samples)
+    name, _, size = order.partition(":")
+    if name != "blocks" or (size and not (size.isdecimal() and int(size))):
+        raise ValueError(
+            f'order={order!r}: it is "blocks", "blocks:4096" for blocks of so many samples, an array of samples, or a '
+            "function of the epoch that gives one"
+        )
+    return by_blocks(samples, int(size or BLOCK))
+
+
+def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
+    """One value for each sample: as given, or read from the files of the dataset."""
+    if isinstance(given, str):
+        given = _by_sample(dataset, read(_files(dataset, f"{what}={given!r}"), given))
+    values = np.asarray(given)
+    if values.ndim != 1:
+        raise PlanError(f"{what} has the shape {values.shape}: give one value for each sample, one after another")
+    if len(values) != len(dataset):
+        raise PlanError(
+            f"{what} has {len(values):,} values, and the dataset {len(dataset):,} samples: give one for each sample"
+        )
+    return values
+
+
+def _by_sample(dataset: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Values of rows as those of samples: of windows, that at their place."""
+    extents, chosen = getattr(dataset, "extents", None), getattr(dataset, "chosen", None)
+    lies = leaves(extents)[0] if extents is not None else None
+    if lies is not None and lies.at_rows and len(values) == leaves(dataset.layouts)[0].samples != dataset.numbers:
+        values = values[dataset.rows_of(np.arange(dataset.numbers))]
+    return values if chosen is None else values[chosen]
+
+
+def _files(dataset: Any, asked: str) -> list[str]:
+    layouts = getattr(dataset, "layouts", None)
+    while isinstance(layouts, (dict, tuple, list)):
+        layouts = next(iter(layouts.values() if isinstance(layouts, dict) else layouts))
+    if layouts is None:
+        raise PlanError(
+            f"{asked} names a dataset, and only an H5Dataset has files to look for it: give the values themselves, one "
+            f"for each sample of this {type(dataset).__name__}"
+        )
+    return list(layouts.files)
+
+
+def as_floats(values: NDArray[Any], what: str) -> NDArray[np.float64]:
+    if values.dtype.kind not in "biuf":
+        raise PlanError(f"{what} has the type {values.dtype}: give numbers")
+    return values.astype(np.float64)
+
+
+def _classes(values: NDArray[Any], what: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The number of each sample's class or group, and what these are called."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise PlanError(f"{what}: sample {int(np.isnan(values).argmax()):,} has NaN: give each sample a value")
+    try:
+        labels, classes = np.unique(values, return_inverse=True)
+    except TypeError as error:
+        raise PlanError(
+            f"{what}: values of type {values.dtype} cannot be compared ({error}): give numbers or text"
+        ) from None
+    return classes.astype(np.int64, copy=False), labels
+
+
+def label_text(label: Any) -> str:
+    return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+
+
+def _shares(per_class: Any, labels: list[Any]) -> NDArray[np.float64] | None:
+    """How often each class comes; None: all equally often."""
+    if isinstance(per_class, str):
+        if per_class != "equal":
+            raise ValueError(f'per_class={per_class!r}: it is "equal", or a weight for each class')
+        return None
+    if not isinstance(per_class, Mapping):
+        shares = as_floats(np.asarray(per_class), "per_class")
+        if shares.shape != (len(labels),):
+            raise PlanError(
+                f"per_class has the shape {shares.shape}, and labels has {len(labels):,} classes: give one weight for "
+                "each, in their order, or a dict"
+            )
+        return check_shares(shares, labels)
+    given = {label_text(label): share for label, share in per_class.items()}
+    names = [label_text(label) for label in labels]
+    if empty := [label for label in given if label not in set(names)]:
+        raise PlanError(f"per_class: class {empty[0]} has no sample, so it cannot come: leave it out")
+    if missing := [name for name in names if name not in given]:
+        raise PlanError(f"per_class says nothing of class {missing[0]}: give it a weight, 0 if it is never to come")
+    return check_shares(as_floats(np.array([given[name] for name in names]), "per_class"), labels)
+
+
+def check_shares(shares: NDArray[np.float64], labels: list[Any]) -> NDArray[np.float64]:
+    wrong = np.flatnonzero(~(np.isfinite(shares) & (shares >= 0)))
+    if len(wrong):
+        raise PlanError(
+            f"per_class: the weight of class {label_text(labels[wrong[0]])} is {shares[wrong[0]]}; give 0 or more"
+        )
+    return shares

@@ -1,0 +1,560 @@
+"""The index streams of torch's and our samplers. A few JSON values describe each, and each can resume."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, count, islice, repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from solar.errors import PlanError
+from solar.samplers.index_stream import (
+    UNCOUNTED,
+    Array,
+    BatchCuts,
+    IndexStream,
+    KnownOrder,
+    KnownStream,
+    Pass,
+    check_drawing,
+    copy_generator,
+    digest,
+    draw_last,
+    draw_torch_seed,
+    drawing,
+    draws_again,
+    shuffle,
+    shuffle_again,
+    shuffled,
+    skip,
+)
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler, ascending, seeded
+from solar.samplers.states import check_by
+
+
+class ShuffledByGenerator(IndexStream):
+    """torch's shuffle by the user's generator. Its state is too large to save, so its history is saved instead.
+
+    The history is its seed and the passes made since; repeating the same draws restores the state. Where index batches
+    are drawn long before they are asked for, a copy of the generator draws them. The user's own generator draws what
+    torch draws, when torch does, for the program may use it for other things, and the pass may end early.
+    """
+
+    kind = "shuffled by generator"
+    draws = True
+    told_by_all = ("seed", "replacement", "draws", "passes", "state")
+    _state = ""
+    _ahead: torch.Generator | None = None  # the copy
+    _behind: Iterator[Any] | None = None  # draws from the user's
+    _asked = False
+    _from = 0  # the samples before the first batch
+    _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._passes: list[int] = []  # since the generator was seeded: so many whole, so many broken off, and so on
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._state = digest(self.sampler.generator)
+        self._passes = [] if self._newly_seeded(drawn=True) else _passes_after(last)
+        if isinstance(last, ShuffledByGenerator):
+            self._trust = last._trust
+            if last.exhausted and last._ahead is not None:  # one that ended early drew less
+                guess = last._at_end(last._ahead)
+                self._draw_base(guess, 1)
+                self._trust = last._trust.after(digest(guess) == self._state)
+
+    def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        drawn = base_seed is not None
+        self._passes = [] if self._newly_seeded(drawn) else _passes_after(last)
+        generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
+        self._state = digest(generator)
+        return super().foretell(last, base_seed)
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        seed = self.sampler.generator.initial_seed()
+        passes = {"passes": list(self._passes), "state": self._state}
+        return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
+
+    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+        generator = self._replayed(told, begun=False)
+        if drawn:
+            self._draw_base(generator, sum(told["passes"]))
+        self.sampler.generator.set_state(generator.get_state())
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        self._passes, self._state = list(told["passes"]), digest(self.sampler.generator)
+        return self.start()  # for `prepare` has put the generator in its place
+
+    def start(self) -> Iterator[Any]:
+        return self._drawn_after(0) if self.as_arrays else super().start()
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, told)
+        generator = self.sampler.generator
+        generator.set_state(self._replayed(told, begun=True).get_state())
+        self._passes, self._state = list(told["passes"]), told["state"]
+        return self._drawn_after(samples)
+
+    def _drawn_after(self, samples: int) -> Iterator[Any]:
+        """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
+        self._from = samples
+        if self.as_arrays and self.batch_sampler is not None:
+            return self.cut_late(partial(self._drawn_ahead, samples))
+        return self._drawn_one_by_one(samples)
+
+    def _drawn_one_by_one(self, samples: int) -> Iterator[Any]:
+        generator = self._followed(samples) if self.as_arrays else self.sampler.generator
+        yield from self.cut(islice(shuffle(self.sampler, generator), samples, None))
+
+    def _drawn_ahead(self, samples: int) -> Array:
+        return shuffled(self.sampler, self._followed(samples))[samples:]
+
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._followed(self._from)
+        return batches
+
+    def _followed(self, samples: int) -> torch.Generator:
+        """A copy of the user's generator, which draws ahead; the user's own follows it."""
+        if self._ahead is None:
+            self._ahead = copy_generator(self.sampler.generator)
+            self._behind = self.cut(islice(self._draws_again(), samples, None))
+            for _ in range(self.in_advance or 1):
+                next(self._behind, None)
+        return self._ahead
+
+    def _draws_again(self) -> Iterator[int]:
+        yield from draws_again(self.sampler, self.sampler.generator)
+        self.exhausted = True
+
+    def asked(self) -> None:
+        """Draws with the user's generator as each batch reaches the consumer; the first was drawn when asked for.
+
+        Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
+        """
+        if (self._asked or self.in_advance) and self._behind is not None:
+            next(self._behind, None)
+        self._asked = True
+
+    def ended(self) -> None:
+        if self._behind is None:
+            super().ended()
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
+        if self._ahead is None or not self._trust.suffices:
+            return iter(())
+        return self._shuffled_by(self._at_end(self._ahead))
+
+    def _at_end(self, ahead: torch.Generator) -> torch.Generator:
+        """The user's generator as it will be at the end of this pass."""
+        generator = copy_generator(ahead)
+        if self.batch_sampler is not None:  # one by one, it was drawn when the last was taken
+            draw_last(self.sampler, generator)
+        return generator
+
+    def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+        while True:
+            self._draw_base(generator, 1)
+            yield partial(self._shuffled_from, generator.get_state())
+            shuffle_again(self.sampler, generator, whole=True)
+
+    def _shuffled_from(self, state: torch.Tensor) -> Pass:
+        generator = torch.Generator(self.sampler.generator.device)
+        generator.set_state(state)
+        return self.batched(shuffled(self.sampler, generator))
+
+    def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
+        """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""
+        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
+        number = 0
+        for turn, times in enumerate(told["passes"]):
+            for _ in range(times):
+                self._draw_base(generator, number)
+                shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
+                number += 1
+        if begun:
+            self._draw_base(generator, number)
+        if check and digest(generator) != told["state"]:
+            raise PlanError(
+                "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
+                "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
+            )
+        return generator
+
+    def _newly_seeded(self, drawn: bool) -> bool:
+        generator = self.sampler.generator
+        seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        if drawn:
+            self._draw_base(seeded, 0)
+        return digest(seeded) == digest(generator)
+
+    def _draw_base(self, generator: torch.Generator, number: int) -> None:
+        """Makes torch's draw before pass `number`, if it is from the generator that also shuffles."""
+        if self.generator is self.sampler.generator and not (self.draws_base_once and number):
+            draw_torch_seed(generator)
+
+
+def _passes_after(last: IndexStream | None) -> list[int]:
+    """The passes up to and including this one. A pass that ended early has drawn less."""
+    if not isinstance(last, ShuffledByGenerator):
+        return []
+    passes = list(last._passes) or [0]
+    if len(passes) % 2 != last.exhausted:  # the newest count is of the other kind
+        passes.append(0)
+    passes[-1] += 1
+    return passes
+
+
+FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
+STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
+DRAWING = (SubsetRandomSampler, WeightedRandomSampler, RandomSampler)
+BATCHING = (BatchSampler, PlanBatchSampler)  # we know how these cut samples into batches
+
+
+def stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
+    """The IndexStream for these samplers of a loader."""
+    if batch_sampler is not None and type(batch_sampler) not in BATCHING:
+        return Custom(sampler, batch_sampler, generator)
+    given = sampler if batch_sampler is None else batch_sampler.sampler
+    kinds: dict[type, type[IndexStream]] = {
+        SequentialSampler: Sequential,
+        _InfiniteConstantSampler: EndlessStream,
+        DistributedSampler: Distributed,
+        PlanSampler: Distributed,
+        RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
+        WeightedRandomSampler: Custom if getattr(given, "generator", None) is None else DrawnByGenerator,
+    }
+    return kinds.get(type(given), Custom)(given, batch_sampler, generator)
+
+
+class EndlessStream(IndexStream):
+    """The order of an iterable dataset, which has no indices."""
+
+    kind = "stream"
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        return self.start()
+
+
+class Sequential(KnownStream):
+    """The samples in the order of the dataset."""
+
+    kind = "sequential"
+
+    def whole(self) -> Array:
+        return ascending(len(self.sampler))
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return repeat(lambda: self.batched(self.whole()))
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        left = self.whole()[samples:]
+        return self.cut(left if self.as_arrays else left.tolist())
+
+
+class Shuffled(KnownStream):
+    """torch's shuffle by a seed that it draws from the global generator for every pass."""
+
+    kind = "shuffled"
+    told_by_all = ("seed", "replacement", "draws")
+    guessed = draws = True
+    _seed: int | None = None
+    _drawn: int | None = None  # the seed of a new pass, once it is drawn
+    _resumed = False
+    _after: torch.Generator | None = None  # the global generator, right after it gave the seed
+    _between: int | None = None  # numbers that others drew from it since the previous pass, if few
+    _guess: int | None = None  # the seed of the next pass, if others draw as many again
+    _trust = KnownOrder(0, 1)
+
+    def start(self) -> Iterator[Any]:
+        return super().start() if self._permutes() else IndexStream.start(self)
+
+    def whole(self) -> Array:
+        return self._permutation(draw_torch_seed(None) if self._drawn is None else self._drawn)
+
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if not isinstance(batches, BatchCuts):
+            return super().draw_at_once(batches)
+        if not self._resumed:
+            self._drawn = draw_torch_seed(None)
+        return batches
+
+    def _permutes(self) -> bool:
+        return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
+
+    def _permutation(self, seed: int) -> Array:
+        return seeded(len(self.sampler.data_source), seed)
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._after = copy_generator(None)
+        self._seed = draw_torch_seed(self._after)
+        if isinstance(last, Shuffled) and last._after is not None:
+            tried = range(FEW)
+            self._between = next(
+                (few for few in tried if self._seed_after(copy_generator(last._after), few) == self._seed), None
+            )
+            self._trust = last._trust.after(last._guess == self._seed)
+        self._guess = next(self._foreseen(), None)
+
+    def _seed_after(self, generator: torch.Generator, between: int) -> int:
+        """The seed that the next pass draws, if others draw `between` numbers before it."""
+        skip(generator, between)
+        if self.generator is None and not self.draws_base_once:
+            draw_torch_seed(generator)
+        return draw_torch_seed(generator)
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """A guess: others draw as many numbers as since the last pass. The caller compares it with the real pass.
+
+        None before such a guess came true: with one epoch known less is read than with a wrong guess of the next.
+        """
+        seeds = self._foreseen() if self._trust.suffices else ()
+        return (partial(self._shuffled_by, seed) for seed in seeds)
+
+    def _foreseen(self) -> Iterator[int]:
+        """The seeds of the passes to come, if others draw as many numbers before each as before this one."""
+        if self._after is None or self._between is None:
+            return
+        generator = copy_generator(self._after)
+        while True:
+            yield self._seed_after(generator, self._between)
+
+    def _shuffled_by(self, seed: int) -> Pass:
+        if self._permutes():
+            return self.batched(self._permutation(seed))
+        return self.batched(shuffled(self.sampler, torch.Generator().manual_seed(seed)))
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        return {"kind": self.kind, "seed": self._seed, **drawing(self.sampler)}
+
+    def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        ahead = copy_generator(None)
+        if base_seed is None:
+            base_seed = draw_torch_seed(ahead if self.generator is None else copy_generator(self.generator))
+        self._seed = draw_torch_seed(ahead)
+        return base_seed, self.tell(None)
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        draw_torch_seed(None)
+        return super().start_foretold(told)
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, told)
+        self._seed, self._resumed = int(told["seed"]), True
+        if self._permutes():
+            left = self._permutation(self._seed)[samples:]
+            return self.cut(left if self.as_arrays else left.tolist())
+        generator = torch.Generator().manual_seed(self._seed)
+        return self.cut(islice(shuffle(self.sampler, generator), samples, None))
+
+
+class Distributed(IndexStream):
+    """The order of all ranks, of which each takes its part. Any number of ranks can resume it."""
+
+    kind = "distributed"
+    told_by_all = ("seed", "shuffle", "epoch")
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        sampler = self.sampler
+        if isinstance(sampler, PlanSampler):
+            return {"kind": self.kind, **sampler.facts()}
+        return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        plan = self._plan()
+        if (plan.seed, plan.shuffle) != (told["seed"], told["shuffle"]):
+            raise PlanError(
+                f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
+                f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
+            )
+        check_by(told, plan.facts())
+        plan.resume(samples)
+        return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
+
+    def start(self) -> Iterator[Any]:
+        if not self.as_arrays or self.batch_sampler is None:
+            return super().start()
+
+        def each() -> Iterator[Any]:
+            yield from self._cut_plan(self._plan())
+
+        return BatchCuts(each(), lambda: self._cutter(self._plan()).at_once())
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_epoch(self, epoch: int) -> Pass:
+        """This rank's part of a whole epoch, by a copy of the sampler."""
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        plan.resume(0)
+        if self.batch_sampler is None:
+            return self.batched(np.fromiter(plan, np.int64))
+        return self._cutter(plan).at_once()
+
+    def of_all(self, begun_at: int) -> Pass | None:
+        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
+
+    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_all(self, epoch: int, begun_at: int) -> Pass:
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        return self._cutter(plan).of_all(begun_at)
+
+    def _cutter(self, plan: PlanSampler) -> PlanBatchSampler:
+        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
+
+    def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
+        cutter = self._cutter(plan)
+        return BatchCuts(cutter.arrays(), cutter.at_once) if self.as_arrays else iter(cutter)
+
+    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
+        plan = self._plan()
+        if plan.tail == "exact" and self.batch_sampler is not None:
+            return int(self._cutter(plan).bounds(begun_at)[batches])
+        return min(plan.length, begun_at + samples * plan.num_replicas)
+
+    def counts(self, epoch: int, samples: int) -> dict[str, int]:
+        by = self._plan().by
+        return {} if by is None else by.counts(epoch, samples)
+
+    def _plan(self) -> PlanSampler:
+        return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
+
+
+class Custom(IndexStream):
+    """Any other sampler. If it has a state, that is saved; else resuming draws again and skips what was taken."""
+
+    kind = "custom"
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
+        self._source = sampler if self._cuts else batch_sampler
+        # The user's sampler may depend on the training so far: what it gives depends on when it is drawn.
+        self.fixed, self.draws = type(self._source) in STATIC, type(self._source) in DRAWING
+        self._items: Iterator[Any] | None = None  # the source's iterator, which may have a state, too
+        self._checksum = 0
+        self._at_start: dict[str, Any] | None = None
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._at_start = self._states() or {"checksum": 0}
+
+    def start(self) -> Iterator[Any]:
+        if self._cuts and self.batch_sampler is not None:
+            return self.cut(self._begun_late())
+        self._items = iter(self._source)
+        return self._items
+
+    def drawn_at_once(self, batches: int | None) -> int:
+        """How many batches may be drawn ahead: each is marked with the state after it, which may be large."""
+        return UNCOUNTED if self._states() else super().drawn_at_once(batches)
+
+    def _begun_late(self) -> Iterator[Any]:
+        """The batches. As in BatchSampler, the sampler's iterator is made when the first is asked for."""
+        self._items = iter(self._source)
+        yield from self._items
+
+    def mark(self, batch: Any) -> Any:
+        if states := self._states():
+            return states
+        self._checksum = _checksum(self._checksum, batch)
+        return {"checksum": self._checksum}
+
+    def _states(self) -> dict[str, Any]:
+        parts = {"sampler": self._source, "iterator": self._items}
+        return {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        if mark is None:
+            mark = self._states() if self._at_start is None else self._at_start
+        return {"kind": self.kind, **mark}
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        """All index batches. A sampler that remembers its end is iterated once more, as it would have been."""
+        batches = self.resume(told, 0, 0)
+        try:
+            return chain([next(batches)], batches)
+        except StopIteration:
+            return self.start()
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        if "sampler" in told:
+            self._source.load_state_dict(told["sampler"])
+        self._items = iter(self._source)
+        if "iterator" in told:
+            self._items.load_state_dict(told["iterator"])  # type: ignore[union-attr]
+        if "sampler" not in told and "iterator" not in told:
+            for item in islice(self._items, samples if self._cuts else batches):
+                self._checksum = _checksum(self._checksum, item)
+            if self._checksum != told.get("checksum", 0):
+                warnings.warn(
+                    f"{type(self._source).__name__} gave other samples than before the state was saved, so this epoch "
+                    "will not hold every sample once: seed its random numbers as they were, or use solar.PlanSampler",
+                    stacklevel=2,
+                )
+        self._at_start = self._states() or {"checksum": self._checksum}
+        return self.cut(self._items) if self._cuts else self._items
+
+
+class DrawnByGenerator(Custom):
+    """torch's WeightedRandomSampler by a generator of the user's: a copy of it draws the passes to come."""
+
+    _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
+    _guess = ""  # the generator as the next pass will find it
+
+    def begin(self, last: IndexStream | None) -> None:
+        super().begin(last)
+        if isinstance(last, DrawnByGenerator) and last._guess:
+            self._trust = last._trust.after(digest(self.sampler.generator) == last._guess)
+
+    def ended(self) -> None:
+        super().ended()
+        self._guess = digest(self._before_the_next(copy_generator(self.sampler.generator)))
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return self._drawn_by(copy_generator(self.sampler.generator)) if self._trust.suffices else iter(())
+
+    def _drawn_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+        while True:
+            ahead = self._before_the_next(generator)
+            copy_ = WeightedRandomSampler(
+                self.sampler.weights,
+                self.sampler.num_samples,
+                self.sampler.replacement,
+                ahead,
+            )
+            yield partial(self.batched, np.fromiter(copy_, np.int32, self.sampler.num_samples))
+
+    def _before_the_next(self, generator: torch.Generator) -> torch.Generator:
+        """After torch's draw before a pass, if that is from the generator that also draws the samples."""
+        if self.generator is self.sampler.generator and not self.draws_base_once:
+            draw_torch_seed(generator)
+        return generator
+
+
+def _checksum(before: int, drawn: Any) -> int:
+    """A checksum over all integers drawn so far; other kinds of indices have none."""
+    try:
+        indices = np.asarray(drawn)
+    except (TypeError, ValueError):
+        return before
+    return zlib.crc32(indices.astype(np.int64).tobytes(), before) if indices.dtype.kind in "iu" else before

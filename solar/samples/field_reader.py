@@ -1,0 +1,104 @@
+"""Reads one dataset of an H5Dataset, and makes the fields that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solar.io.reading.reader import Pending, Rows
+from solar.samples.as_float import straight
+from solar.samples.field import Field
+from solar.samples.pending import PendingField
+from solar.samples.protocol import SampleMap
+from solar.samples.row_windows import RowWindows
+from solar.values import Layout
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
+
+
+class Read(NamedTuple):
+    """A dataset that is read, and the numbers of the fields that come of it."""
+
+    layout: Layout
+    extents: SampleMap | None
+    fields: tuple[int, ...]
+
+    @property
+    def rows(self) -> RowWindows | None:
+        """Which rows samples are made of; None where each is one, or of unequal length, or a box."""
+        return None if self.extents is None else self.extents.shared
+
+
+@dataclass(frozen=True)
+class FieldReader:
+    """What reads a dataset, and the Fields that come of it; None: as stored."""
+
+    rows: Rows
+    fields: list[Field | None]
+    extents: SampleMap | None = None
+
+    def straight(self, page_cache: bool | None) -> FieldReader:
+        """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
+        if len(self.fields) > 1 or self.rows.boxes is not None:
+            return self
+        layout, field = straight(self.rows.layout, self.fields[0])
+        if layout is self.rows.layout:
+            return self
+        rows = Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier)
+        return FieldReader(rows, [field], self.extents)
+
+    def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
+        """Starts reading samples of one data set, or those of several into one batch, of so many."""
+        out = self.rows.room(samples) if len(asked) > 1 else None
+        parts = [reader.rows.start(reader.names(numbers), out, here) for reader, numbers, here in asked]
+        places = np.empty(samples, np.int64)
+        for reader, numbers, here in asked:
+            places[slice(None) if here is None else here] = reader.rows.rows_of(reader.names(numbers))
+        maps = [(reader.extents, numbers, here) for reader, numbers, here in asked]
+        return self.pending(parts, places, picking(maps, samples))
+
+    def names(self, numbers: Array) -> Array:
+        """The samples as `rows` counts them: without the epoch, where it does not draw places itself."""
+        if self.rows.boxes is not None:
+            return numbers
+        return numbers % max(1, self.rows.layout.samples if self.extents is None else len(self.extents))
+
+    def start(self, numbers: Array) -> Pending:
+        """Starts reading these samples, and nothing else."""
+        return self.rows.start(self.names(numbers))
+
+    def pending(
+        self, parts: list[Pending], places: np.ndarray[Any, Any], pick: Callable[[Any], Any] | None = None
+    ) -> list[PendingField]:
+        """The fields of what is read in these parts, of samples with their places at these rows."""
+        if len(self.fields) == 1:
+            return [PendingField(parts, self.fields[0], places, pick)]
+        first = PendingField(parts, self.fields[0], places, lambda values: self._part(values, 0))
+        return [first, *(self._beside(first, at) for at in range(1, len(self.fields)))]
+
+    def _beside(self, first: PendingField, at: int) -> PendingField:
+        return PendingField([], self.fields[at], first.rows, lambda values: self._part(values, at), first)
+
+    def _part(self, values: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
+        return values if self.rows.extents is None else self.rows.parts(values)[at]
+
+
+def picking(
+    maps: Sequence[tuple[SampleMap | None, Array, np.ndarray[Any, Any] | None]], samples: int
+) -> Callable[[Any], Any] | None:
+    """What takes the rows of each sample that belong to it out of those that were read; None where all do.
+
+    A batch has samples of several data sets: of each the map, their numbers, and their places in the batch.
+    """
+    found: np.ndarray[Any, Any] | None = None
+    for own, numbers, here in maps:
+        if own is None or (picked := own.picked(numbers)) is None:
+            return None
+        if found is None:
+            found = np.empty((samples, picked.shape[1]), np.int64)
+        found[slice(None) if here is None else here] = picked
+    return None if found is None else lambda values: values[np.arange(samples)[:, None], found]

@@ -1,0 +1,80 @@
+"""The registry of the kinds of samples: what reads each, and how a buffer holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from solar.io.hdf5.box_blocks import box_blocks
+from solar.io.reading.box_rows import BoxRows
+from solar.io.reading.reader import Rows
+from solar.io.reading.stage import Tier
+from solar.samples.field import Field
+from solar.samples.field_reader import FieldReader, Read
+from solar.samples.protocol import HeldMap, SampleMap
+from solar.samples.ragged_reader import RaggedFieldReader
+from solar.samples.row_blocks import why_not_blocks
+from solar.values import Layout
+
+Held = list[tuple[Layout, HeldMap | None]]
+Reader = FieldReader | RaggedFieldReader
+
+
+class Kind(NamedTuple):
+    """One kind of sample map, by its `kind`."""
+
+    reader: Callable[[Read, Sequence[Field | None], bool | None, Tier | None], Reader]
+    held: Callable[[Layout, Any], Held]  # what a buffer holds of a dataset, and how samples are made of it
+    layouts: Callable[[Layout, Any], tuple[Layout, ...]] = lambda layout, own: (layout,)  # what is read
+    not_held: Callable[[Layout, Any], str] = lambda layout, own: ""  # why it is not cut into blocks; empty if it is
+
+
+def _read_rows(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
+    shared = None if read.extents is None else read.extents.shared
+    return FieldReader(Rows(read.layout, True, page_cache, extents=shared, tier=tier), [*fields], read.extents)
+
+
+def _read_boxes(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
+    boxes: Any = read.extents
+    return FieldReader(BoxRows(read.layout, True, page_cache, boxes, tier), [*fields], read.extents)
+
+
+def _read_ragged(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
+    rows: Any = read.extents
+    return RaggedFieldReader(rows, page_cache, tier)
+
+
+SAMPLE_KINDS = {
+    "rows": Kind(_read_rows, lambda layout, own: [(layout, None)]),
+    "windows": Kind(_read_rows, lambda layout, own: [(layout, own)]),
+    "random rows": Kind(_read_rows, lambda layout, own: [(layout, None)]),
+    "boxes": Kind(_read_boxes, lambda layout, own: [box_blocks(layout, own)]),
+    "ragged": Kind(
+        _read_ragged,
+        lambda layout, own: [(blocks.layout, blocks) for blocks in own.blocks],
+        lambda layout, own: own.layouts,
+        lambda layout, own: next(filter(None, map(why_not_blocks, own.layouts)), ""),
+    ),
+}
+
+
+def kind_of(own: SampleMap | None) -> Kind:
+    """The kind of a sample map; None: each sample is a row."""
+    return SAMPLE_KINDS["rows" if own is None else own.kind]
+
+
+def reader_of(
+    read: Read, fields: Sequence[Field | None], page_cache: bool | None = None, tier: Tier | None = None
+) -> Reader:
+    """What reads a dataset of an H5Dataset."""
+    return kind_of(read.extents).reader(read, fields, page_cache, tier)
+
+
+def layouts_of(read: Read) -> tuple[Layout, ...]:
+    """The layouts of what is read for a field."""
+    return kind_of(read.extents).layouts(read.layout, read.extents)
+
+
+def held_as(layout: Layout, own: SampleMap | None) -> Held:
+    """The layouts that a buffer holds for a field, each with the map by which samples are made of it."""
+    return kind_of(own).held(layout, own)

@@ -1,0 +1,136 @@
+"""PendingBatch: the arrays of a batch that is being read, field by field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from solar.io.reading.reader import Pending
+from solar.samples.field import Field
+from solar.samples.field_checks import BFLOAT16
+
+if TYPE_CHECKING:
+    from solar.samples.constants import ConstantsOfBatch
+
+TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
+NBYTES_AHEAD = 1 << 30  # that these take at most, if there is more than one
+
+Array = np.ndarray[Any, Any]
+
+
+class PendingField:
+    """One field of a batch, read in one or several parts into the same memory, or with the field `beside` it."""
+
+    def __init__(
+        self,
+        parts: list[Pending],
+        field: Field | None,
+        rows: Array | None = None,
+        cut: Callable[[Array], Any] | None = None,
+        beside: PendingField | None = None,
+    ) -> None:
+        self.parts = parts
+        self.field = field
+        self.rows = rows  # the samples' rows in their data set
+        self._cut, self._beside = cut, beside  # what it has of the values, which are those of several fields
+        self.nbytes = 0
+        for part in parts:
+            self.nbytes += part.nbytes
+
+    def wait(self, end: float | None) -> Any:
+        """Waits for the values, as stored. TimeoutError at `end`, a time of the monotonic clock."""
+        for part in (self if self._beside is None else self._beside).parts:
+            values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
+        return self.own(values)
+
+    def own(self, values: Any) -> Any:
+        """What this field has of the values that were read."""
+        return values if self._cut is None else self._cut(values)
+
+
+class PendingBatch:
+    """A batch that is being read: arrays, which get the structure of `structure`."""
+
+    weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
+
+    def __init__(self, structure: Any, fields: list[PendingField], beside: ConstantsOfBatch | None = None) -> None:
+        self._structure, self._beside = structure, beside
+        self.fields = fields
+        self.nbytes = 0  # of memory that it fills
+        self.converts = False  # whether any field is converted
+        for one in fields:
+            self.nbytes += one.nbytes
+            self.converts |= one.field is not None
+
+    def counts(self) -> dict[str, int]:
+        """What reading it took, once it has arrived."""
+        counts: dict[str, int] = {}
+        for one in self.fields:
+            for part in one.parts:
+                counts = added(counts, part.counts) if counts else part.counts
+        return counts
+
+    def wait(self, seconds: float | None = None) -> Any:
+        """Waits for the batch. TimeoutError after `seconds` names what is missing; one may wait again."""
+        return self.converted(self.arrived(seconds))
+
+    def arrived(self, seconds: float | None = None) -> list[Array]:
+        """Waits for the values of the fields as they are stored."""
+        end = None if seconds is None else time.monotonic() + seconds
+        return [field.wait(end) for field in self.fields]
+
+    def converted(self, arrived: list[Array]) -> Any:
+        """Converts what `arrived` gave as the fields ask, and puts it into their structure."""
+        if self.converts:
+            arrived = [
+                values if one.field is None else one.field.convert(values, rows=one.rows)
+                for one, values in zip(self.fields, arrived, strict=True)
+            ]
+        parts = map(for_user, arrived)
+        return arranged(self._structure, parts) if self._beside is None else self._beside.put(parts, for_user)
+
+
+def for_user(values: Array) -> Any:
+    """Values as the user gets them: arrays of numbers, tensors of bfloat16 (numpy has none), lists of all else."""
+    if not isinstance(values, np.ndarray):  # of samples of unequal length
+        return values
+    if values.dtype == BFLOAT16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return values if values.dtype.kind in TENSOR_KINDS else list(values)
+
+
+def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    """Counts added up by name."""
+    sums = dict(counts)
+    for name, value in others.items():
+        sums[name] = sums[name] + value if name in sums else value
+    return sums
+
+
+def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
+    """The structure with each leaf replaced by `act` of it. Leaves are all but dicts, tuples and lists."""
+    if isinstance(structure, Mapping):
+        return {key: mapped(part, act) for key, part in structure.items()}
+    if isinstance(structure, (tuple, list)):
+        return tuple(mapped(part, act) for part in structure)
+    return act(structure)
+
+
+def leaves(structure: Any) -> list[Any]:
+    """The leaves of a structure, in order."""
+    found: list[Any] = []
+    mapped(structure, found.append)
+    return found
+
+
+def arranged(structure: Any, parts: Iterator[Any]) -> Any:
+    """A structure that `mapped` made, with its leaves replaced, in order, by these parts."""
+    if isinstance(structure, dict):
+        return {key: arranged(part, parts) for key, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple([arranged(part, parts) for part in structure])
+    return next(parts)

@@ -1,0 +1,147 @@
+"""SampleMap and HeldMap: what the reader, the planner, the buffer and the service ask about samples.
+
+A `SampleMap` says which part of a dataset each sample of a field is. Where there is none (None), each sample is a row.
+A `HeldMap` says how the samples are made of what a buffer holds. Each kind of sample is a module of this folder with
+classes that have these methods, and a line in `SAMPLE_KINDS` (kinds.py); no other folder asks which kind it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.samples.row_windows import Listing, RowWindows
+from solar.values import Layout
+
+Numbers = NDArray[np.int64]
+
+
+class LocatedRows(NamedTuple):
+    """Where samples lie: the number of each one's file, its first row in the file's dataset, and its part."""
+
+    files: Numbers
+    rows: Numbers
+    parts: Numbers  # of the Layout
+
+
+class SampleMap(Protocol):
+    """Which part of a dataset each sample is."""
+
+    kind: ClassVar[str]  # its name in SAMPLE_KINDS
+    noun: ClassVar[str]  # what its samples are, for messages; empty: as rows are called
+    at_rows: ClassVar[bool]  # a value of the row at which a sample begins is one of the sample
+
+    def __len__(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """A name for exactly these samples."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether each epoch has samples of its own. The number of sample i of epoch e is then e * samples + i."""
+
+    def shape_in(self, layout: Layout) -> tuple[int, ...]:
+        """The shape of a sample of this dataset."""
+
+    def nbytes_in(self, layout: Layout) -> int:
+        """The bytes of a sample, on average."""
+
+    def first_rows(self, numbers: Numbers) -> Numbers:
+        """The row at which each sample begins, in `by_sample`."""
+
+    def by_sample(self, layout: Layout) -> Layout:
+        """The layout whose rows `first_rows` counts."""
+
+    @property
+    def lengths(self) -> Numbers | None:
+        """The rows of each sample, where they differ."""
+
+    @property
+    def shared(self) -> RowWindows | None:
+        """The rows of samples, if fields of one dataset that are windows of it are read together."""
+
+    def picked(self, numbers: Numbers) -> Numbers | None:
+        """The rows of each sample that belong to it, of those that are read; None: all of them."""
+
+    def facts(self, layout: Layout) -> tuple[Any, ...]:
+        """What must be equal for samples of two datasets to be in one batch."""
+
+
+class HeldMap(Protocol):
+    """How samples are made of what a buffer holds of a dataset: rows, or blocks out of which they are cut."""
+
+    in_blocks: ClassVar[bool]  # samples are cut out of what is held, and may have that in common
+    in_places: ClassVar[bool]  # a batch has a place for each block that it uses, not for each sample
+
+    def __len__(self) -> int: ...
+
+    @property
+    def slots(self) -> int:
+        """How many rows or blocks a sample uses, about."""
+
+    @property
+    def tables_nbytes(self) -> int:
+        """The bytes of the tables that a process keeps for it; 0 where they are small."""
+
+    @property
+    def run_rows(self) -> RowWindows | None:
+        """The rows of samples, where the run itself works out which these are."""
+
+    def bytes_of(self, unit: int) -> int:
+        """The bytes that a sample takes in a batch, where a row or a block has so many."""
+
+    def average_bytes(self, unit: int) -> int:
+        """The bytes of a sample, on average."""
+
+    def wanted_bytes(self, layout: Layout, batch: int) -> int:
+        """The bytes that batches of an epoch use, each of its own."""
+
+    def rows_used(
+        self, samples: NDArray[np.integer], starts: Numbers, epoch: int
+    ) -> tuple[NDArray[np.int32] | Listing, Numbers]:
+        """The rows or blocks that each step uses, and where each step begins among them."""
+
+    def corners_of(self, samples: NDArray[np.integer], epoch: int) -> Numbers | None:
+        """Where samples are cut out of blocks as boxes; None where they are not boxes."""
+
+
+def first_rows(own: SampleMap | None, numbers: Numbers, samples: int) -> Numbers:
+    """The row at which each sample begins. `samples` are those of an epoch."""
+    return numbers % max(1, samples) if own is None else own.first_rows(numbers)
+
+
+def shape_in(own: SampleMap | None, layout: Layout) -> tuple[int, ...]:
+    """The shape of a sample."""
+    return layout.sample_shape if own is None else own.shape_in(layout)
+
+
+def nbytes_in(own: SampleMap | None, layout: Layout) -> int:
+    """The bytes of a sample, on average."""
+    return layout.sample_nbytes if own is None else own.nbytes_in(layout)
+
+
+def by_sample(own: SampleMap | None, layout: Layout) -> Layout:
+    """The layout in which each sample begins at a row of its own."""
+    return layout if own is None else own.by_sample(layout)
+
+
+def locate(own: SampleMap | None, layout: Layout, rows: Numbers) -> LocatedRows:
+    """The file, the row and the part in which each sample begins."""
+    if own is None:
+        return locate_rows(layout, rows)
+    if own.lengths is None:
+        return locate_rows(layout, own.first_rows(rows))
+    unequal: Any = own  # its samples begin at rows that do not lie in a grid
+    found: LocatedRows = unequal.locate(layout, rows)
+    return found
+
+
+def locate_rows(layout: Layout, rows: Numbers) -> LocatedRows:
+    """The file, the row there, and the part of each of these rows of a layout."""
+    files = np.searchsorted(layout.first_of_files, rows, side="right") - 1
+    parts = np.searchsorted(layout.part_first, rows, side="right") - 1
+    begins = layout.first_of_files[files] if layout.groups is None else layout.part_first[parts]
+    return LocatedRows(files, rows - begins, parts)

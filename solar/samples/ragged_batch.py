@@ -1,0 +1,164 @@
+"""Batches of samples of unequal length, as they are read and as torch has them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from solar.samples.ragged import BatchForm
+
+Array = np.ndarray[Any, Any]
+
+
+class RaggedArray(Array):
+    """One sample of a ragged field: an array that knows how a batch of its like comes.
+
+    What numpy makes of it knows that, too; numpy.asarray of it is an array like any other.
+    """
+
+    form: BatchForm = BatchForm()
+
+    def __array_finalize__(self, made_of: Any) -> None:
+        self.form = getattr(made_of, "form", BatchForm())
+
+    def __array_wrap__(self, array: Any, context: Any = None, *more: Any) -> Any:
+        return array[()] if array.ndim == 0 else super().__array_wrap__(array, context, *more)
+
+    def __reduce__(self) -> Any:
+        return marked, (np.asarray(self), self.form)
+
+
+def marked(values: Array, form: BatchForm) -> RaggedArray:
+    """The same values as a sample of a ragged field."""
+    sample = values.view(RaggedArray)
+    sample.form = form
+    return sample
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedBatch:
+    """Samples one after another: sample i is values[offsets[i] : offsets[i + 1]]. It is indexed like a list of them."""
+
+    values: Array
+    offsets: Array
+    form: BatchForm
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, sample: int) -> RaggedArray:
+        begin, end = self.offsets[range(len(self))[sample] + np.arange(2)]
+        return marked(self.values[begin:end], self.form)
+
+    def __iter__(self) -> Iterator[RaggedArray]:
+        return map(self.__getitem__, range(len(self)))
+
+    def tensors(self) -> Any:
+        """The batch as torch has it."""
+        if self.form.batch == "padded":
+            padded, there = _padded(self.values, np.diff(self.offsets), self.form.length)
+            return torch.from_numpy(padded), torch.from_numpy(there)
+        values, offsets = torch.from_numpy(self.values), torch.from_numpy(self.offsets)
+        if self.form.batch == "flat":
+            return values, offsets
+        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRow:
+    """A row of a sparse matrix, of `length` columns: these values in these columns, and else zeros."""
+
+    values: Array
+    columns: Array
+    length: int
+
+    def dense(self) -> Array:
+        """The row with its zeros. Values of one column, where it is there more than once, are added up."""
+        rows = dense_rows(self.values, self.columns, np.array([0, len(self.values)]), self.length)
+        return rows.reshape(self.length)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseBatch:
+    """Rows of a sparse matrix one after another. It is indexed like a list of them."""
+
+    values: Array
+    columns: Array
+    offsets: Array
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, sample: int) -> SparseRow:
+        begin, end = self.offsets[range(len(self))[sample] + np.arange(2)]
+        return SparseRow(self.values[begin:end], self.columns[begin:end], self.length)
+
+    def __iter__(self) -> Iterator[SparseRow]:
+        return map(self.__getitem__, range(len(self)))
+
+    def tensors(self) -> torch.Tensor:
+        """The batch as torch has it, with the columns' own type where torch's matrices may have it."""
+        _warn_once_of_beta()
+        kind = self.columns.dtype if self.columns.dtype in (np.int32, np.int64) else np.dtype(np.int64)
+        begins, columns = (torch.from_numpy(one.astype(kind, copy=False)) for one in (self.offsets, self.columns))
+        shape = (len(self), self.length)
+        return torch.sparse_csr_tensor(begins, columns, torch.from_numpy(self.values), size=shape)
+
+
+def dense_rows(values: Array, columns: Array, offsets: Array, length: int) -> Array:
+    """Rows of a sparse matrix with their zeros."""
+    rows = np.zeros((len(offsets) - 1, length), values.dtype)
+    begins = np.repeat(np.arange(len(rows), dtype=np.int64) * length, np.diff(offsets))
+    np.add.at(rows.reshape(-1), begins + columns.astype(np.int64, copy=False), values)
+    return rows
+
+
+def _padded(values: Array, lengths: Array, length: int | None) -> tuple[Array, Array]:
+    """Returns the samples with zeros behind shorter ones, and a mask of where there are values.
+
+    numpy does it for every type: torch cannot assign through a mask where integers are unsigned.
+    """
+    longest = int(lengths.max(initial=0))
+    if length is not None and longest > length:
+        raise ValueError(f"a sample of {longest} rows, and length={length}: give a larger length, or leave it away")
+    there = np.arange(longest if length is None else length) < lengths[:, None]
+    padded = np.zeros((*there.shape, *values.shape[1:]), values.dtype)
+    padded[there] = values
+    return padded, there
+
+
+@cache
+def _warn_once_of_beta() -> None:
+    """torch says once that sparse matrices are new in it; whoever asks for one by CSR knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+
+
+# --- for torch's own collation, of samples that a transform made, or a loader of torch's ----
+
+
+def _offsets(samples: Sequence[Any]) -> Array:
+    return np.concatenate(([0], np.cumsum([len(one) for one in samples], dtype=np.int64)))
+
+
+def collate_ragged(samples: Sequence[RaggedArray], *, collate_fn_map: Any = None) -> Any:
+    values = np.concatenate([np.asarray(one) for one in samples])
+    return RaggedBatch(values, _offsets(samples), samples[0].form).tensors()
+
+
+def _collated_rows(samples: Sequence[SparseRow], *, collate_fn_map: Any = None) -> torch.Tensor:
+    values, columns = (np.concatenate([getattr(one, name) for one in samples]) for name in ("values", "columns"))
+    offsets = _offsets([one.values for one in samples])
+    return SparseBatch(values, columns, offsets, samples[0].length).tensors()
+
+
+default_collate_fn_map.update({RaggedArray: collate_ragged, SparseRow: _collated_rows})

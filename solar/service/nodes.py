@@ -1,0 +1,337 @@
+"""Nodes: the services of several nodes, which MPI began together, and their messages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.channels.bulk import BulkChannel, numbered_mail
+from solar.io.channels.control import LETTER_GRACE, posted, reached, start_mpi
+from solar.io.channels.frames import Refused
+from solar.io.channels.meeting import TROUBLE, Peers, peers
+from solar.io.channels.world import detect, launched_ranks, mpi_module
+from solar.io.system.waiting import polling, until, until_others
+from solar.service.cluster import Cluster, Said
+from solar.service.shared_data import SharedData
+
+log = logging.getLogger("solar")
+
+LETTER_HEAD = struct.Struct("<I")  # bytes of the JSON text before the arrays
+MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
+SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
+SAYS_SO = 1.0  # seconds after which one that has nothing to tell says that it is there
+SILENT, LOST = 5.0, 1800.0  # seconds without a word after which another is not waited for; and is given up
+ALL_END_WITHIN = 60.0  # seconds that others have to end, as long as they are heard
+STOOD = 0.25  # seconds: what passes between two looks counts for no more, as this process may have stood still
+BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: torchrun begins trainings
+
+
+def several() -> int:
+    """How many services a launcher has begun together, of which this process is to be one; 1: it is by itself."""
+    by, ranks = launched_ranks()
+    return ranks if by in BY_PROCESSES else 1
+
+
+def met(files: Sequence[str], asked_for: str, memory: int) -> tuple[Peers, int]:
+    """The services of all nodes, and the memory that each of them has. PlanError where they do not fit each other."""
+    start_mpi(detect())
+    found = peers("mpi")
+    if found is None:
+        raise PlanError("this service was to be one of several, and MPI says that it is alone: look at its mpiexec")
+    shown = [*files[:8], *([f"and {len(files) - 8} more"] if len(files) > 8 else [])]
+    same = {"files": shown, "all files": sorted(files), "memory": asked_for}
+    came = found.meet("the services of several nodes", same, {}, {"memory": memory}, MEET_WITHIN)
+    if len(set(came.node_of)) < found.ranks:
+        raise PlanError(
+            f"{found.ranks} services were begun on {len(set(came.node_of))} nodes: a node has one, which all of its "
+            "trainings share; begin one a node (`mpiexec -ppn 1`, `srun --ntasks-per-node=1`)"
+        )
+    return found, came.least["memory"]
+
+
+def agreed(found: Peers, trouble: SolarError | None) -> None:
+    """Whether all services listen. Raises on all of them what is wrong with one."""
+    try:
+        found.meet("the sockets of services", {TROUBLE: None if trouble is None else str(trouble)}, {}, {}, MEET_WITHIN)
+    except PlanError:
+        if trouble is None:
+            raise
+    if trouble is not None:
+        raise trouble
+
+
+class Nodes:
+    """What a service tells those of other nodes, and hears of them. Any thread may tell; one listens."""
+
+    def __init__(self, found: Peers) -> None:
+        self.rank, self.ranks = found.rank, found.ranks
+        self._check = found.check
+        self._post = posted("mpi", found.rank, 0)
+        until_others(
+            polling(self._post.ready), "this service", lambda: "those of other nodes", MEET_WITHIN, found.check
+        )
+        self._mail = numbered_mail(found.check)
+        self._others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self._lock, self._posting = threading.RLock(), threading.Lock()
+        self._halls: dict[tuple[str, int], Cluster] = {}  # until all nodes have ended them
+        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # letters to those that are to begin here
+        self._ended: dict[str, int] = {}  # by data, how often they have ended
+        self._refused: dict[str, str] = {}  # data that a node does not read, and why
+        self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
+        self._mails, self._nap = 0, SHORTEST
+        self._told = 0.0  # when anything was told last
+        self._silent = dict.fromkeys(self._others, 0.0)  # for how many seconds each has said nothing
+        self._parted: set[int] = set()  # ranks that have told their last
+        self._told_last = False
+        self._over = threading.Event()
+        self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._listen, name="solar-nodes", daemon=True)
+
+    def start(self, take_part: Callable[[Any, list[NDArray[Any]]], None], stop: Callable[[], None]) -> None:
+        """Listens. `take_part` begins with data that another node tells, `stop` ends this service."""
+        self._take_part, self._stop = take_part, stop
+        self._thread.start()
+
+    # --- what this node tells ----
+
+    def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Tells all other nodes. Letters of one come in the order in which it told them; after its last none does."""
+        told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
+        whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
+        self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
+        with self._posting, reached():
+            for rank in [] if self._told_last else self._others:
+                self._post.send(rank, whole)
+            self._told_last = self._told_last or letter["is"] == "last"
+
+    def tell_open(self, own: Sequence[str]) -> set[str]:
+        """The data that jobs of any node have opened, where these are those of this node."""
+        with self._lock:
+            if sorted(own) != self._open[self.rank]:
+                self._open[self.rank] = sorted(own)
+                self.tell({"is": "open", "data": sorted(own)})
+            return {one for of in self._open for one in of}
+
+    def next_number(self) -> int:
+        """A number for Mail that is not in use, as this node counts."""
+        with self._lock:
+            self._mails += 1
+            return self._mails
+
+    def mail(self, number: int) -> BulkChannel:
+        """The Mail of this number, by which samples go to other nodes."""
+        return self._mail(number)
+
+    # --- data that all read together ----
+
+    def check(self, data: SharedData) -> None:
+        """Refused where another node does not read these data, or says nothing."""
+        if (silent := self._says_nothing()) is not None:
+            raise Refused(self._of_silent(silent), again=True)
+        with self._lock:
+            if why := self._refused.get(data.facts):
+                raise Refused(why)
+
+    def of(self, data: SharedData) -> Cluster:
+        """This node's part in reading these data."""
+        with self._lock:
+            made = Cluster(self, data, 1 + self._ended.get(data.facts, 0))
+            self._halls[made.key, made.number] = made
+        values, arrays = data.told
+        self.tell({"is": "data", "key": made.key, "number": made.number, "values": values}, arrays)
+        return made
+
+    def begin(self, one: Cluster) -> None:
+        """It hears what came for it, from now on."""
+        with self._lock:
+            one.begun = True
+            for early in self._early.pop((one.key, one.number), []):
+                one.came(*early)
+
+    def bye(self, one: Cluster, why: str) -> None:
+        """It takes part no more, and so nobody does."""
+        self._bye(one.key, one.number, why)
+
+    def refuse(self, key: str, why: str, *, again: bool) -> None:
+        """This node does not read these data, so none does; `again`: it may later."""
+        why = f"rank {self.rank} of {self.ranks} services: {why}"
+        with self._lock:
+            if not again:
+                self._refused[key] = why
+        log.warning("%s", why)
+        self._bye(key, None, why, final=not again)
+
+    def _bye(self, key: str, number: int | None, why: str, *, final: bool = False) -> None:
+        """Each node says so of what ends, once; where no number is given, of what would begin next."""
+        with self._lock:
+            number = 1 + self._ended.get(key, 0) if number is None else number
+            self._ended[key] = max(self._ended.get(key, 0), number)
+            self._early.pop((key, number), None)
+        self._say({"is": "bye", "key": key, "number": number, "why": why, "final": final})
+
+    def _say(self, letter: dict[str, Any]) -> None:
+        """Tells the others, who may be gone: this node ends something all the same."""
+        try:
+            self.tell(letter)
+        except SolarError as error:
+            log.info("the other services cannot be told that this one ends something: %s", error)
+
+    # --- what this node hears ----
+
+    def _listen(self) -> None:
+        last = time.monotonic()
+        try:
+            while not self._over.wait(self._nap):
+                last = self._looked(last)
+                self._nap = min(2 * self._nap, LONGEST)
+                for rank in self._others:
+                    with reached():
+                        letter = self._post.poll(rank)
+                    if letter is not None:
+                        if self._silent[rank] > SILENT:
+                            log.info("rank %d of %d services is heard again", rank, self.ranks)
+                        self._silent[rank] = 0.0
+                        self._hear(rank, letter)
+                        self._nap = SHORTEST
+                self._check()
+        except Exception as error:  # nobody else would see it; and who has died ends all
+            if self._over.is_set() or self._all_end():
+                return
+            log.error("the services of several nodes end: %s", error)
+            self._drop_all(str(error))
+            self._stop()
+
+    def _looked(self, last: float) -> float:
+        """Says that this node is there, and ends what all read together where another says nothing; the time now."""
+        now = time.monotonic()
+        if now - self._told > SAYS_SO:
+            self.tell({"is": "here"})
+        for rank in (one for one in self._others if one not in self._parted):
+            before = self._silent[rank]
+            self._silent[rank] += min(now - last, STOOD)
+            if self._silent[rank] > LOST:
+                raise ReadError(f"rank {rank} of {self.ranks} services has said nothing for {LOST:g} s")
+            if before <= SILENT < self._silent[rank]:
+                log.warning("%s", self._of_silent(rank))
+        if (silent := self._says_nothing()) is not None:
+            self._drop_all(self._of_silent(silent))
+        return now
+
+    def _drop_all(self, why: str) -> None:
+        """Ends what all read together, without waiting for what the others say of it."""
+        with self._lock:
+            gone, self._halls = [*self._halls.values()], {}
+        for one in gone:
+            one.over(why, self._others)
+
+    def _says_nothing(self) -> int | None:
+        """A rank that has said nothing for long."""
+        return next((rank for rank, seconds in self._silent.items() if seconds > SILENT), None)
+
+    def _of_silent(self, rank: int) -> str:
+        return (
+            f"rank {rank} of {self.ranks} services has said nothing for {SILENT:g} s: until it does trainings read by "
+            "themselves"
+        )
+
+    def _hear(self, rank: int, letter: bytes) -> None:
+        (length,) = LETTER_HEAD.unpack_from(letter)
+        told = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
+        arrays, at = list[NDArray[Any]](), LETTER_HEAD.size + length
+        for kind, count in told["arrays"]:
+            arrays.append(np.frombuffer(letter, kind, count, at))
+            at += arrays[-1].nbytes
+        if told["is"] == "here":
+            return
+        if told["is"] == "stop":
+            self._stop()
+        elif told["is"] == "last":
+            self._parted.add(rank)
+        elif told["is"] == "open":
+            with self._lock:
+                self._open[rank] = told["data"]
+        elif told["is"] == "round":
+            self._hear_round(rank, told, Said(told["value"], arrays))
+        elif told["is"] == "waits":
+            with self._lock:
+                one = self._halls.get((told["key"], told["number"]))
+            if one is not None:
+                one.heard(rank, told["value"])
+        elif told["is"] == "bye":
+            self._hear_bye(rank, **told)
+        else:
+            with self._lock:
+                new = told["number"] > self._ended.get(told["key"], 0)
+                new = new and (told["key"], told["number"]) not in self._halls
+            if new:  # it opens files: others are heard meanwhile
+                threading.Thread(target=self._take_part, args=(told["values"], arrays), daemon=True).start()
+
+    def _hear_round(self, rank: int, told: dict[str, Any], said: Said) -> None:
+        key = told["key"], told["number"]
+        with self._lock:
+            one = self._halls.get(key)
+            if one is None or not one.begun:
+                if told["number"] > self._ended.get(told["key"], 0):
+                    self._early.setdefault(key, []).append((rank, told["round"], said))
+                return
+        one.came(rank, told["round"], said)
+
+    def _hear_bye(self, rank: int, key: str, number: int, why: str, final: bool, **_: Any) -> None:
+        with self._lock:
+            one = self._halls.get((key, number))
+            if final:
+                self._refused[key] = why
+            if one is None and number > self._ended.get(key, 0):
+                self._bye(key, number, why)  # it never began here, and shall not: others wait for this word
+        if one is not None and one.over(why, [rank]):
+            with self._lock:
+                self._halls.pop((key, number), None)
+
+    # --- the end ----
+
+    def stop_all(self) -> None:
+        """Has the services of all nodes end."""
+        self._say({"is": "stop"})
+
+    def close(self) -> None:
+        """Ends listening, when all have told their last: who leaves MPI before makes others wait that tell it more."""
+        self._say({"is": "last"})
+        try:
+            with reached():
+                until(polling(self._nobody_to_wait_for), ALL_END_WITHIN)
+        except SolarError as error:
+            log.info("%s", error)
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(LETTER_GRACE)
+
+    def _nobody_to_wait_for(self) -> bool:
+        """Whether each of the others has ended and been told so, or cannot be waited for, as it says nothing."""
+        silent = [rank for rank, seconds in self._silent.items() if seconds > SILENT]
+        ended = [rank for rank in self._parted if not self._post.needed(rank)]
+        return not self._thread.is_alive() or {*silent, *ended} == {*self._others}
+
+    def _all_end(self) -> bool:
+        return len(self._parted) == len(self._others)
+
+    def leave(self) -> None:
+        """Leaves MPI. Where another does not end, MPI would wait for it for ever: so what began all has to end them."""
+        if not self._all_end():
+            log.error("the services of other nodes do not answer: what began them is told to end them")
+            sys.stderr.flush()
+            mpi = mpi_module()
+            if mpi is not None:
+                mpi.COMM_WORLD.Abort(1)
+            os._exit(1)

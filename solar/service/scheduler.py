@@ -1,0 +1,307 @@
+"""Scheduler: plans what the jobs of a shared reader want, window by window, and gives it to a Run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.distributed.exchange import Exchange
+from solar.io.reading.run import threads
+from solar.planning.budget import Budget
+from solar.planning.pass_uses import PassUses
+from solar.planning.planned_passes import PlannedPasses, planned_together
+from solar.planning.served import FOR_BATCHES, SEGMENTS, STEPS_TOLD, divided_for_steps, packable, ring_of, segment_steps
+from solar.planning.sweep import RetentionPolicy
+from solar.service.cluster import Cluster, SingleNode
+from solar.service.pace import StragglerPolicy, typical
+from solar.service.shared_data import SharedData
+from solar.service.steps import Steps
+from solar.service.window import (
+    Member,
+    Share,
+    Wants,
+    Window,
+    WindowShare,
+    admitted,
+    fits,
+    in_turn,
+    parcels_of,
+    reach,
+    shares_of,
+    split_script,
+    stretch,
+    wanted_by,
+)  # fmt: skip
+from solar.values import PartScript, RunPart
+
+ENTRIES = 64  # batches of a job that are announced together
+TOLD = 2  # stretches that the Run is told of before it needs them
+WINDOW_SEGMENTS = 2 * SEGMENTS
+WINDOW_USES = 1 << 25
+SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
+
+
+class PlannedWindow(NamedTuple):
+    """A step that the Run was told of."""
+
+    slots: int  # samples that its memory has
+    shares: list[Share]
+
+
+class Scheduler:
+    """What is held of one data set, in a part of all the memory, and what is told the Run. Planning is one thread.
+
+    With services of other nodes all plan the same steps, each what lies at its home. What they decide together they
+    decide by what each has told: so all come to the same.
+    """
+
+    def __init__(self, opened: SharedData, memory: int, slack: float, together: Cluster | SingleNode) -> None:
+        self.slack = StragglerPolicy(slack)
+        self.opened, self.memory, self.ring = opened, memory, memory // FOR_BATCHES
+        self.members = list[Member]()
+        self.together = together
+        self.elsewhere = 0  # samples of the batches of other nodes' jobs, as they told last
+        self._pieces = together.pieces(opened.pieces)
+        self.budget = self._divided(self.ring)
+        self.pool = _native.SharedPool(self.ring)
+        self._used = 0  # bytes of the ring
+        self.changed = threading.Condition()
+        self.head = -1.0  # the place of the last read that a Run was told of
+        self._ways, self._ways_for = list[RetentionPolicy](), (0, 0, 0)  # samples of a step, bytes of the ring, epochs
+        self._ways_beyond = 0  # quarters of the next epoch that were known then
+        self._parts: list[RunPart] = []
+        self._run: Steps | Exchange | None = None
+        self._before: dict[str, int] = {}  # counts of runs that are over
+        self._steps: deque[PlannedWindow] = deque()
+        self._taken = 0  # of this Run
+        self._told_at = 0.0  # when somebody came, left or told more last
+        self._closing = False
+
+    def _divided(self, ring: int) -> Budget:
+        """The memory, where so much of it is for steps."""
+        nbytes, scratch = self.opened.sample_nbytes, self.opened.scratch
+        return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, threads())
+
+    # --- when ----
+
+    def _conduct(self) -> None:
+        since: float | None = None
+        while True:
+            with self.changed:
+                while not (here := self._here()) and not (self._closing or self.together.called):
+                    self.changed.wait()
+                if self._closing:
+                    return
+                told_at = self._told_at
+            since = time.monotonic() if since is None else since
+            window = self._window(here)
+            if window is None:
+                since = None
+            else:
+                fresh = self._run is None or not self._parts or not fits(window.parts, self._parts)
+                every = self.together.all({"news": self._news(told_at, since), "fresh": fresh, **self.together.run()})
+                if not any(one.value["news"] for one in every):
+                    if any(one.value["fresh"] for one in every):
+                        self._begin_run(window.parts, every[0].value)
+                    self._carry_out(window)
+                    since = None
+            here.clear()  # or what the window is made by would keep them until the garbage is collected
+            del window
+
+    def _here(self) -> list[WindowShare]:
+        """Who wants batches that are not planned, and which."""
+        there = [one for one in self.members if not one.left]
+        for one, rate in zip(there, self.slack.rates(there), strict=True):
+            one.skip(int(len(self._steps) * rate))
+            one.forget()
+        there = [one for one in there if one.planned < one.known]
+        return in_turn(there, self.slack.rates(there), others=self.together.ranks > 1)
+
+    def _news(self, told_at: float, since: float) -> bool:
+        """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
+
+        Where nobody is served yet a moment is waited for that: jobs of one order that begin in one step stay side by
+        side; and what is planned for less is planned anew soon.
+        """
+        with self.changed:
+            while not (self._closing or self._steps) and self._told_at == told_at:
+                if (left := min(since + SETTLES, told_at + GATHERS) - time.monotonic()) <= 0:
+                    return False
+                self.changed.wait(left)
+            return not self._steps and self._told_at != told_at and time.monotonic() < since + SETTLES
+
+    # --- what ----
+
+    def _window(self, here: list[WindowShare]) -> Window | None:
+        """What is planned now, of all nodes; None where nobody wants anything."""
+        begin, nbytes = time.monotonic(), self.opened.sample_nbytes
+        rows = max(piece.slots for piece in self.opened.pieces)
+        pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
+        own = wanted_by(here, rows, self.ring // max(1, nbytes), pace)
+        every = [Wants(**one.value) for one in self.together.all(own._asdict())]
+        with self.changed:
+            self.elsewhere = sum(one.slots for one in every) - own.slots
+            paces = (one.pace for rank, one in enumerate(every) if rank != self.together.rank)
+            self.slack.elsewhere = min(filter(None, paces), default=0.0)
+        may = admitted(every)
+        if not may[self.together.rank]:
+            self._too_large(here)
+            here = []
+        every = [one for one, there in zip(every, may, strict=True) if there and one.steps]
+        if not every:
+            return None
+        longest, most = max(one.longest for one in every), sum(one.most for one in every)
+        length, steps = segment_steps(longest), max(one.steps for one in every)
+        steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, most)))
+        segments = range(0, steps, length)
+        of_nodes = self.together.uses(stretch(self.opened, here, at, min(at + length, steps)) for at in segments)
+        sizes: list[int] = []  # of the largest step of each segment, as planning comes by
+
+        def made(length: int, at: int) -> PassUses:
+            end = min(at + length, steps)
+            return self.together.divided(stretch(self.opened, here, at, end), of_nodes, at, end)
+
+        def segment(at: int) -> PassUses:
+            found = made(length, at)
+            sizes.append(int(found.sizes.max(initial=0)))
+            return found
+
+        makers = [partial(segment, at) for at in segments]
+        batch = sum(one.slots for one in every)
+        if not self._used:
+            self._pieces = self.together.pieces(self.opened.held(self.memory * self.together.ranks))
+        makers[0]()
+        self._make_room(batch * nbytes, sizes[0] * nbytes)
+        pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
+        # What is cheapest shows in epochs: of a sixteenth of one hardly anything comes again. Of as many jobs it stays.
+        epochs, storages = range(0, steps, longest), self.opened.storages()
+        # What lasts for a part of the next epoch may leave this one no room: of another part another way is cheaper.
+        found, beyond = (batch, self._used, min(2, len(epochs))), max(0, min(4, round(4 * steps / longest) - 4))
+        other = beyond != self._ways_beyond and any(way.lasting for way in self._ways)
+        if other or self._ways_for != found:
+            few = [partial(made, longest, at) for at in epochs][: planned_together(most * longest, first=True)]
+            none = [None] * len(pieces)
+            self._ways = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).ways
+            self._ways_for, self._ways_beyond = found, beyond
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False, -(-longest // length))
+        assert len(sizes) >= len(makers), "planning goes through all of them"
+        spare = self._used // max(1, max(sizes) * nbytes) - 2
+        parts = [
+            replace(one, ahead=max(0, min(one.ahead, spare)) if one.direct else one.ahead) for one in passes.parts()
+        ]
+        starts = zip(storages, (plan.start_counts for plan in passes.plans), strict=True)
+        costs = time.monotonic() - begin + sum(on.seconds(one.requests, one.bytes) for on, one in starts)
+        return Window(here, length, passes, parts, costs)
+
+    def _too_large(self, here: list[WindowShare]) -> None:
+        with self.changed:
+            for one in here:
+                one.member.detach("the batches of the jobs of all nodes have no room on their way")
+
+    def _make_room(self, most: int, step: int) -> None:
+        """Gives the ring what steps need. It never gets less.
+
+        With a larger one all that is held is read again, by a new Run: so room for two steps is enough, unless samples
+        are read straight into them. Trainings of one order that come out of step want more in each.
+        """
+        if self._parts and self._used >= max(most, 2 * step) and not any(one.direct for one in self._parts):
+            return
+        if (wanted := ring_of(self.memory, most, step)) > self._used:
+            self._used, self.budget = wanted, self._divided(wanted)
+            self._parts = []
+
+    # --- telling ----
+
+    def _carry_out(self, window: Window) -> None:
+        """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
+        afresh, off = True, False
+        with self.changed:
+            self.slack.begin(window.costs)
+            for turn in window.members:
+                turn.member.rate = turn.rate
+        last = window.passes.segments.stop - 1
+        for number in window.passes.segments:
+            told, made = window.passes.told(number), window.passes.segment(number)
+            slots = made.sizes
+            shares = shares_of(self.opened, window.members, number * window.length, len(slots))
+            if afresh:
+                terms = [(part.direct, part.ahead, part.gap) for part in window.parts]  # the Run may hold anything
+                told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
+                afresh = False
+            for begin, end, some in split_script(told, made.planned, STEPS_TOLD):
+                with self.changed:
+                    self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
+                    nobody = self.together.ranks == 1 and all(one.member.left for one in window.members)
+                    if self._closing or nobody:
+                        return
+                    steps = [
+                        PlannedWindow(*one) for one in zip(slots[begin:end].tolist(), shares[begin:end], strict=True)
+                    ]
+                    self._append(steps, slots[begin:end], some, parcels_of(made.parcels, begin, end))
+                    off = off or self.slack.is_off(window.members)
+                    if off and self.together.ranks == 1:
+                        return
+            anew = off or self._to_be_planned_anew(window, number / max(1, last))
+            if any(one.value for one in self.together.all(anew)):
+                return
+
+    def _to_be_planned_anew(self, window: Window, done: float) -> bool:
+        """Whether the rest of a window, of which so much is done, is to be planned with what was told since.
+
+        That costs up to what memory holds, read again: so it waits until those who come together have come, and for
+        what is told of later epochs until the window is nearly over, if it has not just begun.
+        """
+        with self.changed:
+            there = [one for one in window.members if not one.member.left]
+            grown = [one for one in there if one.member.known > one.end]
+            if any(one.member.planned + window.length >= one.end for one in grown):
+                return True  # it would wait for its next batch until the window is over
+            if time.monotonic() - self._told_at < SETTLES:
+                return False
+            planned = [one.member for one in there]
+            waits = any(one not in planned and not one.left and one.planned < one.known for one in self.members)
+            return waits or len(there) < len(window.members) or (bool(grown) and not 0.25 < done < 0.75)
+
+    def _append(
+        self, steps: list[PlannedWindow], slots: NDArray[np.int64], told: list[PartScript], parcels: Any
+    ) -> None:
+        assert self._run is not None
+        for one in steps:
+            for share in one.shares:
+                share.member.planned = share.number + 1
+        self._steps.extend(steps)
+        self.head = reach(told, self.opened.pieces[0].region.units.samples, self.head)
+        self._run.append(slots, told, parcels)
+        self.changed.notify_all()
+
+    def _begin_run(self, parts: list[RunPart], how: dict[str, Any]) -> None:
+        """A Run whose parts hold other things than those of the last one, which is let come to its end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._closing or not self._steps)
+            if self._closing:
+                return
+        # What travels has come everywhere: all end their Runs in one moment. All begin the next, or none does, also
+        # where one ends now: who has an Exchange would wait for its end on one that has none.
+        self.together.all(None, or_none=True)
+        self._end_run()
+        with self.changed:
+            self.pool.use(self._used)
+            made = Steps(self.opened.rows, parts, self.opened.fields, ENTRIES, self.budget.scratch, self.pool)
+            self._parts, self._run, self._taken = parts, self.together.running(made, how), 0
+            self.changed.notify_all()
+
+    def _end_run(self) -> None:
+        with self.changed:
+            run, self._run = self._run, None
+        if run is not None:
+            now = run.counts()
+            self._before = {name: self._before.get(name, 0) + now[name] for name in now if not name.endswith("_bytes")}
+            run.close()

@@ -1,0 +1,185 @@
+"""ServedBuffer: the buffer of a loader that a service reads for, as long as there is one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from typing import Any
+
+from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.located import PassPlan, QueuedPass, not_held
+from solar.buffer.rank_group import RankMemory, those_of
+from solar.buffer.thread import unless
+from solar.errors import PlanError, SolarError
+from solar.io.channels import service_sockets
+from solar.io.channels.service_sockets import begin
+from solar.io.system.quantities import size_of
+from solar.planning.pass_uses import PassUses
+from solar.samples.source import SampleSource
+from solar.service.connection import ServiceConnection
+from solar.service.served_run import ServedRun
+
+log = logging.getLogger("solar")
+
+ITS_OWN = 1 << 62  # bytes: whether a service's memory is enough it says itself
+
+
+class ServedBuffer(LoaderBuffer):
+    """A loader's buffer where a service may have one for all: then that is its own."""
+
+    def __init__(self, service: str, *of_buffer: Any) -> None:
+        self._service = service
+        if not isinstance(service, str):
+            raise TypeError(
+                f"service={service!r}: 'auto', 'auto:64GiB', the path of a service's socket, or 'user:NAME:PATH' for "
+                "the service of another user, as text"
+            )
+        if service.lower().partition(":")[0] == "auto" != service.partition(":")[0]:
+            raise PlanError(f"service={service!r}: did you mean {service.lower()!r}? Else a path begins with ./ or /")
+        if memory := _begun_with(service):
+            try:
+                size_of(memory, 0)
+            except PlanError as error:
+                raise PlanError(f"service={service!r}: {error}") from None
+        elif service != "auto":
+            service_sockets.named_service(service)  # whether there is such a user
+        super().__init__(*of_buffer)
+
+    def _reset(self) -> None:
+        self._door: ServiceConnection | None = None
+        self._handed = Counter[str]()  # batches of runs that are over
+        self._warned = False  # of what is not trusted
+        self._met = False  # there was one: from then on it may end, and come again
+        super()._reset()
+
+    def room(self, beneath: Any, course: Any, order: Any, own: Any, replaced: Any) -> RankMemory | None:
+        """As a buffer's; with a service, whatever it has."""
+        if self._owner != os.getpid():
+            self._reset()
+        with self._lock:
+            if isinstance(self.running, ServedRun) and self.running._door is None:
+                self._end()
+                self._door = None
+            if self._door is None:
+                self._door = self._found(beneath, order)
+            if self._door is not None:
+                if self._held_by_another(None):
+                    return None
+                self._chosen, self._guessed = self._door.memory, order.guessed
+                left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
+                return RankMemory(None, ITS_OWN, 1, left)
+            self._chosen = None
+        return super().room(beneath, course, order, own, replaced)
+
+    def _found(self, beneath: SampleSource, order: Any) -> ServiceConnection | None:
+        """A connection to the service that is named, or to one of this user's; None, and why, where there is none."""
+        if why := not_held(beneath, ""):
+            return _none(why)
+        if those_of(self._exchange, order) is not None:
+            return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
+        memory = _begun_with(self._service)
+        given = None if memory or self._service == "auto" else service_sockets.named_service(self._service)
+        files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
+        first, owner = service_sockets.socket_of(files), None if given is None else given[1]
+        said = "none is there: start one by `solar serve FILE --memory SIZE`"
+        try:
+            paths = [given[0]] if given else sorted(service_sockets.found(), key=lambda one: one != first)
+        except (PlanError, OSError) as error:
+            self._not_trusted(error)
+            return None
+        for path in paths:
+            try:
+                found = ServiceConnection(path, beneath, owner)
+                self._met = True
+                return found
+            except PlanError as error:
+                if given and not self._met:
+                    raise
+                self._not_trusted(error)
+                return None
+            except (SolarError, OSError) as error:
+                said = str(error)
+        if given and not self._met and not given[0].exists():
+            raise PlanError(f"service={self._service!r}: {said}")
+        if memory:
+            try:
+                begin(first, files, memory)
+                return ServiceConnection(first, beneath)
+            except PlanError as error:
+                log.warning("%s: this training reads by itself", error)
+                self._service = "auto"  # it does not try again; others may
+                return None
+            except (SolarError, OSError) as error:
+                said = str(error)
+        return _none(said)
+
+    def _not_trusted(self, why: Exception) -> None:
+        """Says once, as a warning, that a service is not asked because of who could have put it there."""
+        level = logging.INFO if self._warned else logging.WARNING
+        self._warned = True
+        log.log(level, "%s: this training reads by itself", why)
+
+    def _new_window(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+        """The service plans: it is told what is wanted."""
+        if self._door is None:
+            return super()._new_window(plan, amid)
+        if self.running is None:
+            self.running = ServedRun(self._door)
+        assert isinstance(self.running, ServedRun)
+        self._later = iter(()) if self._guessed else plan.later()
+        return self._tell(self.running, plan.segment)
+
+    def _append_later(self, stopped: threading.Event) -> None:
+        if not isinstance(self.running, ServedRun):
+            super()._append_later(stopped)
+        elif (make := next(self._later, None)) is not None:
+            self._queue.append(self._tell(self.running, unless(stopped, make)()))
+
+    def _tell(self, running: ServedRun, segment: PassUses) -> QueuedPass:
+        base = running.appended
+        running.append(segment.batches.sizes, segment.batches)
+        return QueuedPass(segment, base)
+
+    def _end(self) -> None:
+        self._handed = self._counts()
+        super()._end()
+
+    def _counts(self) -> Counter[str]:
+        """How many batches came from services, and were read alone while there was one."""
+        running = self.running
+        return self._handed + (running.handed() if isinstance(running, ServedRun) else Counter())
+
+    @property
+    def served(self) -> bool:  # type: ignore[override]
+        """Whether a service has made batches."""
+        return self._counts()["served"] > 0
+
+    def held(self) -> str:
+        """Who read the batches, where a service did."""
+        counts = self._counts()
+        if not counts:
+            return super().held()
+        alone = f"; {counts['alone']:,} it read by itself" if counts["alone"] else ""
+        return f"A service read {counts['served']:,} batches for this training{alone}."
+
+    def close(self) -> None:
+        """Ends the run, and the connection."""
+        super().close()
+        if self._owner == os.getpid() and self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_service": self._service}
+
+
+def _begun_with(service: str) -> str:
+    """The memory of a service that is begun where there is none: "auto:64GiB"."""
+    return service.removeprefix("auto:") if service.startswith("auto:") else ""
+
+
+def _none(why: str) -> ServiceConnection | None:
+    log.info("no service: %s", why)
+    return None

@@ -1,0 +1,144 @@
+"""ServedData: what a loader asks a service to hold, and its batches as uses of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.buffer.located import pieces_of
+from solar.io.channels.service_sockets import real
+from solar.io.reading.reader import Rows
+from solar.planning.pass_uses import SampleUses, in_lockstep
+from solar.planning.planned_passes import Piece
+from solar.samples.dataset import H5Dataset
+from solar.samples.held_rules import rule_of, window_arrays
+from solar.samples.source import SampleSource
+from solar.values import Layout
+
+Uses = tuple[NDArray[np.int64] | None, NDArray[np.int32]]  # the H5Dataset of each, if there are several, and its row
+
+
+@dataclass(frozen=True)
+class ServedData:
+    """What a loader has a service hold: pieces, those of one H5Dataset after those of another, and what reads them.
+
+    Boxes, and samples of unequal length, are cut of blocks. A service holds the blocks, and the loader cuts.
+    """
+
+    pieces: list[Piece]
+    rows: list[Rows]
+    boxes: list[Rows | None]  # what is cut of each
+    datasets: int
+    cut: bool
+
+    @property
+    def fields(self) -> int:
+        """How many pieces an H5Dataset has."""
+        return len(self.pieces) // self.datasets
+
+    @property
+    def firsts(self) -> list[Rows]:
+        """What reads each field, of the first H5Dataset."""
+        return self.rows[: self.fields]
+
+    @property
+    def apart(self) -> bool:
+        """Whether fields have uses of their own: they are counted as if they were of data sets of their own."""
+        return self.cut and self.fields > 1
+
+    def uses(self, batches: SampleUses) -> SampleUses:
+        """What these batches use of all that is held: field by field, and of each H5Dataset in order."""
+        if not self.cut:
+            return batches
+        found = []
+        for field in range(self.fields):
+            first = field * self.datasets
+            if not self.pieces[field].in_blocks:  # rows beside them, in the order of the samples
+                every = np.zeros(len(batches.rows), np.int64) if batches.which is None else batches.which
+                found.append(SampleUses(first + every, batches.rows, batches.starts))
+                continue
+            for number in range(first, first + self.datasets):
+                rows, starts = self.pieces[(number - first) * self.fields + field].rows(batches)
+                which = np.full(int(starts[-1]), number) if len(self.pieces) > 1 else None
+                found.append(SampleUses(which, np.asarray(rows[:], np.int32), starts))
+        return _with_something(in_lockstep(found))
+
+    def by_field(self, which: NDArray[np.int64] | None, rows: NDArray[np.int32]) -> list[Uses]:
+        """The uses of a batch, of each field."""
+        if not self.apart or which is None:
+            return [(which, rows)] * self.fields
+        here = [which // self.datasets == field for field in range(self.fields)]
+        several = self.datasets > 1
+        return [(which[own] % self.datasets if several else None, rows[own]) for own in here]
+
+    def together(self, field: int, batch: SampleUses, used: Uses, values: NDArray[Any]) -> NDArray[Any]:
+        """The samples of one batch in this field, of the blocks that it uses; the values themselves where all is cut.
+
+        Samples of unequal length are cut where a batch is made, as those of any buffer are.
+        """
+        first = self.boxes[field]
+        if first is None:
+            return values
+        out = first.room(len(batch.rows))
+        memory = out.reshape(-1).view(np.uint8)
+        which, rows = used
+        for dataset in range(self.datasets):
+            number = dataset * self.fields + field
+            own, blocks = self.boxes[number], self.pieces[number].extents
+            assert own is not None and own.boxes is not None and blocks is not None, "data sets are alike"
+            here = slice(None) if which is None else which == dataset
+            at = np.arange(len(batch.rows)) if batch.which is None else np.flatnonzero(batch.which == dataset)
+            corners = blocks.corners_of(batch.rows[at], batch.epoch)
+            assert corners is not None, "these samples are boxes"
+            there = np.ascontiguousarray(values[here]).reshape(-1).view(np.uint8)
+            own.boxes.put_together(corners.reshape(-1), at, np.ascontiguousarray(rows[here]), there, memory)
+        return out
+
+
+def served_data(beneath: SampleSource) -> ServedData:
+    """What this loader has a service hold."""
+    rows, boxes = list[Rows](), list[Rows | None]()
+    for dataset in beneath.datasets:
+        for opened in dataset.opened():
+            held: list[Rows] = opened.rows.held_rows
+            rows += [one.blocks for one in held]
+            boxes += [one if one.boxes is not None else None for one in held]
+    return ServedData(pieces_of(beneath), rows, boxes, len(beneath.datasets), beneath.boxes or beneath.ragged)
+
+
+def told_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
+    """The same as a service is told it."""
+    values, arrays = [], list[NDArray[Any]]()
+    datasets, cut = len(beneath.datasets), beneath.boxes or beneath.ragged
+    for at, dataset in enumerate(beneath.datasets):
+        for number, (layout, own, held, name) in enumerate(held_layouts(dataset)):
+            windows = [] if own is None or own.run_rows is None else window_arrays(own.run_rows)
+            first = len(arrays) if windows else -1
+            arrays += windows
+            files = [real(one) for one in (layout.asked or layout.paths)]
+            values.append({"files": files, "name": name, "per_file": layout.per_file, "held": held,
+                           "digest": layout.digest, "dataset": number * datasets + at if cut else at, "field": number,
+                           "arrays": first})  # fmt: skip
+    return values, arrays
+
+
+def held_layouts(dataset: H5Dataset) -> list[tuple[Layout, Any, list[Any], str]]:
+    """Each Layout that is held, what samples are in it, and by which rule and of which name a service finds it."""
+    return [
+        (layout, own, *rule_of(read, part, dataset.groups))
+        for read, opened in zip(dataset.reads, dataset.opened(), strict=True)
+        for part, (layout, own) in enumerate(opened.rows.held)
+    ]
+
+
+def _with_something(uses: SampleUses) -> SampleUses:
+    """The same, with the first block of all in a step that has none: an order's batches are not empty."""
+    none = uses.sizes == 0
+    if not none.any():
+        return uses
+    at = uses.starts[:-1][none]
+    which = None if uses.which is None else np.insert(uses.which, at, 0)
+    return SampleUses(which, np.insert(uses.rows, at, 0), uses.starts + np.concatenate(([0], np.cumsum(none))))

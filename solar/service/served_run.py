@@ -1,0 +1,377 @@
+"""ServedRun: the batches of passes as a service makes them, or read without it where it does not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.buffer.thread import Background, in_background
+from solar.errors import ReadError, SolarError
+from solar.io.channels.frames import Refused, close_all
+from solar.io.reading.reader import Pending, Rows
+from solar.io.system.waiting import WaitTimeout
+from solar.planning.pass_uses import SampleUses
+from solar.planning.served import MORE_BLOCKS
+from solar.service.connection import ServiceConnection
+from solar.service.served_data import Uses
+
+log = logging.getLogger("solar")
+
+COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied, or being read
+COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
+NAP, MORE_NAPS = 0.1, 20  # seconds; and how many more of them later batches may take that do not come, all together
+FAR_OFF = 1 << 62  # a batch that there is not
+
+
+class ServedUses(NamedTuple):
+    """Batches one after another, as uses of what is held, and of samples."""
+
+    base: int  # number of the first
+    uses: SampleUses
+    batches: SampleUses
+
+
+class ServedRun:
+    """The batches of passes, one after another: copied from what a service reads, or read alone where it does not."""
+
+    parts: tuple[Any, ...] = ()
+    nbytes = 0
+    staged = COPIED
+
+    def __init__(self, door: ServiceConnection) -> None:
+        self.appended = self.given = 0
+        self._door: ServiceConnection | None = door
+        self._fields = door.fields
+        self._held = door.held
+        self._epochs: list[ServedUses] = []
+        self._here: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        self._next = 0  # batch to be got
+        self._guest: _native.Guest | None = None
+        self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
+        self._told = ""  # why the service refused it last
+        self._late = False  # the last batch did not come
+        self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
+        self._refused = FAR_OFF  # the first batch that it does not belong to
+        self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failed: Exception | None = None  # what ended the thread
+        self._counts = {"served": 0, "alone": 0}
+        self._thread: Background | None = None
+
+    # --- what is wanted ----
+
+    def append(self, sizes: Any, told: Any, parcels: Any = None) -> None:
+        """These batches come after all others."""
+        with self._changed:
+            base, self.appended = self.appended, self.appended + len(sizes)
+            left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
+            self._epochs = [*left, ServedUses(base, self._held.uses(told), told)]
+            if self._guest is not None:
+                self._more(base, self._epochs[-1].uses)
+            else:  # it joins when it is there: others would wait for it
+                self._refused = min(self._refused, base)
+                if base == self._next:  # and is wanted at once: it is read while the service is asked
+                    with suppress(SolarError):  # whoever waits hears it when the thread meets it, too
+                        self._here[base], self._next = self._begun(base), base + 1
+            if self._thread is None:
+                self._thread = in_background(self._get)
+            self._changed.notify_all()
+
+    def _needed(self) -> int:
+        """The first batch that is still to be got, or to be put together."""
+        return min([self._next, *self._here])
+
+    def _more(self, base: int, uses: SampleUses) -> None:
+        """Tells what comes after all else. Where the service refuses, as batches are larger, it joins anew for them."""
+        if self._ask({"is": "more", "job": self._job}, "noted", uses) is None:
+            self._refused = min(self._refused, base)
+
+    def _ask(self, message: dict[str, Any], wanted: str, told: SampleUses) -> list[int] | None:
+        """The descriptors that an answer brings; None where the service refuses, or has gone."""
+        if self._door is None:
+            return None
+        try:
+            answer, found = self._door.hand(message, wanted, told)
+            self._job = answer.get("job", self._job)
+            return found
+        except Refused as error:
+            new = "--memory" in str(error) and str(error) != self._told  # which whoever began the service can mend
+            self._told = str(error)
+            log.log(logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._door.path, error)
+        except ReadError as error:
+            self._lost(error)
+        return None
+
+    def _join(self, first: int) -> None:
+        """Becomes a member for all batches from here on, of which it reads the first one itself."""
+        door = self._door
+        if door is None:
+            return
+        self._refused = FAR_OFF
+        parts = [_from(one.base, one.uses, first) for one in self._epochs]
+        wanted = [one for one in parts if len(one.starts) > 1]
+        if not wanted:
+            return
+        starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
+        most = max(int(one.sizes.max()) for one in wanted)
+        if self._held.cut:  # later batches may have more blocks
+            most += most // MORE_BLOCKS
+        found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
+        try:
+            if len(found) == 4:
+                ledger, line, pool, bell = found
+                self._guest = _native.Guest(ledger, line, pool, bell, door.fields, most)
+                self._first = first
+                self._guest.has_made(0)  # which is read alone
+        except SolarError as error:
+            self._lost(error)
+        finally:
+            close_all(found)
+        if self._guest is None:
+            self._refused = self._next_base(first)
+            return
+        for number, one in zip(starts[1:], wanted[1:], strict=True):
+            self._more(number, one)
+
+    def _lost(self, why: Exception) -> None:
+        """There is no service any more."""
+        door, self._door, self._guest = self._door, None, None
+        if door is not None and not self._closing:
+            log.warning("%s: the rest of this pass is read alone", why)
+            door.close()
+
+    # --- batches ----
+
+    def _get(self, stopped: threading.Event) -> None:
+        """Gets the batches, each before it is asked for. Whoever waits hears what went wrong."""
+        try:
+            self._get_all(stopped)
+        except Exception as error:
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+            raise
+
+    def _get_all(self, stopped: threading.Event) -> None:
+        while not stopped.is_set() and not self._closing:
+            with self._changed:
+                room = ALONE if self._guest is None else COPIED
+                number = self._next
+                joins = number > self._refused  # the batch before is being read alone
+                if not joins and (number >= self.appended or len(self._here) >= room):
+                    self._changed.wait(NAP)
+                    continue
+                dropped = number in self._unwanted
+            if joins:
+                self._rejoin(number - 1)
+                continue
+            found = None if dropped else self._got(number, stopped)
+            if stopped.is_set() or self._closing:
+                return
+            with self._changed:
+                self._next = number + 1
+                if number in self._unwanted:
+                    self.given += 1
+                else:
+                    self._here[number] = found if found is not None else self._begun(number)
+                self._changed.notify_all()
+
+    def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
+        """The batch from the service; None where it is to be read alone."""
+        guest, own = self._guest, number - self._first
+        if guest is None or number >= self._refused:
+            return None
+        try:
+            guest.wants(own)
+            naps = 1 if self._late else min(self._naps, int(COME_WITHIN / NAP))
+            came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
+            self._late = not came
+            if not came or self._closing or stopped.is_set():
+                guest.has_made(own)
+                self._naps -= 0 if came else naps
+                if self._naps <= 0 and self._door is not None:
+                    took = COME_WITHIN + MORE_NAPS * NAP
+                    self._lost(ReadError(f"{self._door.path}: batches that did not come took {took:g} s"))
+                return None
+            which, rows = self._uses(number)
+            each = [len(of) for _, of in self._held.by_field(which, rows)]
+            memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
+            word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
+            if word == "gone":
+                self._left_behind(number)
+                return None
+            guest.has_made(own)
+            if word != "here":
+                return None
+        except SolarError as error:
+            self._lost(error)
+            return None
+        self._counts["served"] += 1
+        triples = zip(self._held.firsts, memory, each, strict=True)
+        return [one.from_bytes(of, samples) for one, of, samples in triples]
+
+    def _stops(self, stopped: threading.Event) -> bool:
+        return self._closing or stopped.is_set() or not self._alive()
+
+    def _alive(self) -> bool:
+        """Whether the service is there. It sends nothing unasked: what comes is its end."""
+        door = self._door
+        if door is None:
+            return False
+        there = door.stands()
+        if not there:
+            self._lost(ReadError(f"{door.path}: the service has gone"))
+        return there
+
+    def _left_behind(self, number: int) -> None:
+        """It reads this batch alone, and joins again. Where that comes over and over, it reads twice as many each time.
+
+        Each join changes the plan of all. With the next pass that is forgotten.
+        """
+        with self._changed:
+            self._leave()
+            base = next(one.base for one in reversed(self._epochs) if one.base <= number)
+            self._times = self._times + 1 if base == self._times_of else 0
+            self._times_of = base
+            self._refused = min(number - 1 + (1 << min(self._times, 60)), self._next_base(number))
+
+    def _next_base(self, number: int) -> int:
+        """The first batch of a later pass, as far as that is told."""
+        return min((one.base for one in self._epochs if one.base > number), default=FAR_OFF)
+
+    def _leave(self) -> None:
+        job, self._guest, guest = self._job, None, self._guest
+        if guest is not None and self._alive() and self._door is not None:
+            try:
+                self._door.ask({"is": "leave", "job": job}, "left")
+            except Refused:
+                pass
+            except ReadError as error:  # what it says later would be taken for the answer to something else
+                self._lost(error)
+
+    def _rejoin(self, number: int) -> None:
+        """Joins, or joins again, for the batches from this one on."""
+        with self._changed:
+            self._leave()
+            self._refused = FAR_OFF
+            if self._alive():
+                self._join(number)
+
+    def _uses(self, number: int) -> Uses:
+        one = next(one for one in reversed(self._epochs) if one.base <= number)
+        return batch_of_uses(one.uses, number - one.base)
+
+    def _begun(self, number: int) -> list[tuple[Rows, list[Pending]]]:
+        """The batch, as it begins to be read by this process."""
+        held, found = self._held, []
+        for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
+            out, pending = held.firsts[field].room(len(rows)), list[Pending]()
+            for at in range(held.datasets):
+                here = None if which is None else np.flatnonzero(which == at)
+                if here is not None and not len(here) and (pending or at + 1 < held.datasets):
+                    continue  # a field that the batch uses nothing of is read, too: nothing of it
+                own = rows if here is None else rows[here]
+                pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
+            found.append((held.firsts[field], pending))
+        self._counts["alone"] += 1
+        return found
+
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
+        """The fields of this batch. TimeoutError after `seconds`."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, seconds)
+            if not there:
+                raise WaitTimeout.values(seconds, "the service")
+            if self._failed is not None and number not in self._here:
+                raise self._failed
+            if number not in self._here:
+                raise RuntimeError("this run was closed")
+            found = self._here[number]
+        counts = Counter[str]()
+        if found and isinstance(found[0], tuple):
+            values = []
+            for _, pending in found:
+                values.append([one.wait(seconds) for one in pending][-1])
+                for one in pending:
+                    counts.update(one.counts)
+        else:
+            values = found
+        return self._put_together(number, values), counts
+
+    def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The fields of this batch, of what is held of it."""
+        held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
+        if not held.cut:
+            return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
+        which, rows = batch_of_uses(one.batches, number - one.base)
+        batch = SampleUses(which, rows, np.array([0, len(rows)]), epoch=one.batches.epoch)
+        used = held.by_field(*batch_of_uses(one.uses, number - one.base))
+        fields = enumerate(zip(used, values, strict=True))
+        return [held.together(field, batch, own, whole) for field, (own, whole) in fields]
+
+    def let_go(self, number: int) -> None:
+        """Hands this batch over to whoever waited for it."""
+        with self._changed:
+            if self._here.pop(number, None) is not None:
+                self.given += 1
+                self._changed.notify_all()
+
+    def forget(self, number: int) -> None:
+        """Drops a batch that nobody will ask for."""
+        with self._changed:
+            self._unwanted.add(number)
+        self.let_go(number)
+
+    def counts(self) -> dict[str, int]:
+        """How many batches came from the service, and how many were read alone."""
+        return dict(self._counts)
+
+    def handed(self) -> Counter[str]:
+        """The same of those that were handed over: some are got ahead."""
+        with self._changed:
+            ahead = ["alone" if one and isinstance(one[0], tuple) else "served" for one in self._here.values()]
+            return Counter(self._counts) - Counter(ahead)
+
+    def fail(self, why: Exception) -> None:
+        """Nobody else has to know."""
+
+    def drop(self) -> None:
+        """The same as close()."""
+        self.close()
+
+    def close(self) -> None:
+        """Takes leave of the service; its connection stays for the next run."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.stop()
+        door, guest, self._guest = self._door, self._guest, None
+        if door is not None and guest is not None:
+            try:
+                door.ask({"is": "leave", "job": self._job}, "left")
+            except SolarError:
+                door.close()
+
+
+def batch_of_uses(uses: SampleUses, number: int) -> Uses:
+    """One of these batches."""
+    here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+    return None if uses.which is None else uses.which[here], uses.rows[here]
+
+
+def _from(base: int, uses: SampleUses, first: int) -> SampleUses:
+    """Its batches from this number on."""
+    skip = min(max(0, first - base), len(uses.starts) - 1)
+    at = int(uses.starts[skip])
+    which = None if uses.which is None else uses.which[at:]
+    return SampleUses(which, uses.rows[at:], uses.starts[skip:] - at)

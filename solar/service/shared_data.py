@@ -1,0 +1,193 @@
+"""SharedData: the data that jobs share, as the service itself finds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import SolarError
+from solar.io.channels.frames import Fault, Refused
+from solar.io.channels.service_sockets import real
+from solar.io.reading.reader import Rows
+from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.trial import on_cores, try_packing
+from solar.io.system import profile
+from solar.planning.pass_uses import SampleUses
+from solar.planning.planned_passes import Piece
+from solar.planning.regions import whole_region
+from solar.planning.units import not_carried, of_layout
+from solar.samples.held_rules import layout_of, windows_of
+from solar.values import Storage
+
+PIECE = {
+    "files": list, "name": str, "per_file": bool, "held": list, "digest": str, "dataset": int, "field": int,
+    "arrays": int,
+}  # fmt: skip
+MOST_PIECES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class SharedData:
+    """What is read of each H5Dataset, field by field."""
+
+    facts: str  # by which another job's data are known to be the same
+    pieces: list[Piece]
+    rows: list[Rows]
+    told: tuple[Any, list[NDArray[Any]]]  # as a job told it
+    told_nbytes: int = 0  # that this takes
+
+    @property
+    def apart(self) -> int:
+        """Of so many fields each has uses of its own, counted as if they were of data sets; 0: all have the same."""
+        fields = 1 + max(piece.field for piece in self.pieces)
+        return fields if fields > 1 and len({piece.dataset for piece in self.pieces}) == len(self.pieces) else 0
+
+    def within(self, uses: SampleUses) -> NDArray[np.int32] | None:
+        """The place of each use in its step, among those of its field; None: all are in order."""
+        if not self.apart:
+            return None
+        order, starts = self.by_field(uses)
+        places = np.empty(len(uses.rows), np.int32)
+        places[order] = np.arange(len(places)) - np.repeat(starts[:-1], np.diff(starts))
+        return places
+
+    def by_field(self, uses: SampleUses) -> tuple[NDArray[np.int64] | slice, NDArray[np.int64]]:
+        """The order in which those of a step come field by field, and where each of its fields begins there."""
+        if not self.apart:
+            return slice(None), uses.starts
+        starts = np.concatenate(([0], np.cumsum(self.counts(uses))))
+        return np.argsort(self._fields_of(uses), kind="stable"), starts
+
+    def counts(self, uses: SampleUses) -> NDArray[np.int64]:
+        """How many samples each step has, in each field."""
+        steps, fields = len(uses.starts) - 1, len(self.fields)
+        if not self.apart:
+            return np.repeat(uses.sizes[:, None], fields, axis=1)
+        found: NDArray[np.int64] = np.bincount(self._fields_of(uses), minlength=steps * fields)
+        return found.reshape(steps, fields)
+
+    def slots(self, uses: SampleUses) -> NDArray[np.int64]:
+        """The places that the memory of each step has: for the field that needs most."""
+        most: NDArray[np.int64] = self.counts(uses).max(1, initial=0)
+        return most
+
+    def _fields_of(self, uses: SampleUses) -> NDArray[np.int64]:
+        """A number for each use, the same for those of one field in one step."""
+        assert uses.which is not None, "fields are told as data sets"
+        fields: NDArray[np.int64] = uses.which // (len(self.pieces) // self.apart)
+        return np.repeat(np.arange(len(uses.starts) - 1) * self.apart, uses.sizes) + fields
+
+    @property
+    def fields(self) -> list[list[int]]:
+        """The bytes that a sample has in each field: of several windows one after another."""
+        count = 1 + max(piece.field for piece in self.pieces)
+        firsts = [next(r for p, r in zip(self.pieces, self.rows, strict=True) if p.field == f) for f in range(count)]
+        return [one.parts_nbytes for one in firsts]
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Of all fields."""
+        return sum(map(sum, self.fields))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is read, decoded."""
+        return sum(piece.region.items * piece.units.sample_nbytes for piece in self.pieces)
+
+    @property
+    def scratch(self) -> int:
+        """The least memory that reading takes beside what is kept."""
+        return max(scratch_nbytes(one.layout) for one in self.rows)
+
+    @property
+    def samples(self) -> int:
+        """Of all data sets."""
+        return sum(self.samples_of(number) for number in {piece.dataset for piece in self.pieces})
+
+    def samples_of(self, dataset: int) -> int:
+        """Of this one."""
+        pairs = zip(self.pieces, self.rows, strict=True)
+        piece, one = next((piece, one) for piece, one in pairs if piece.dataset == dataset)
+        return one.layout.samples if piece.extents is None else len(piece.extents)
+
+    def storages(self) -> list[Storage]:
+        """What reading each costs."""
+        known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
+        pairs = zip(known, self.rows, strict=True)
+        return [profile.with_decoding(storage, one.layout, threads()) for storage, one in pairs]
+
+    def held(self, memory: int) -> list[Piece]:
+        """The pieces, with how so much memory may hold them packed: some rows are read, and tried."""
+        share = memory / self.nbytes
+        if share >= 1:
+            return self.pieces
+        of = zip(self.pieces, self.rows, self.storages(), strict=True)
+        return [
+            replace(piece, packing=on_cores(try_packing(one.layout, at, share), threads())) for piece, one, at in of
+        ]
+
+
+def data_digest(values: Any, arrays: list[NDArray[Any]]) -> str:
+    """A name for what the data that a job tells are."""
+    sha = hashlib.sha256(repr(values).encode())
+    for one in arrays:
+        sha.update(f"{one.dtype.str}{len(one)}".encode())
+        sha.update(one.data)
+    return sha.hexdigest()
+
+
+def open_data(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> SharedData:
+    """The data that a job tells. Refused where they are not served here, or are others by now."""
+    if not isinstance(values, list) or not 1 <= len(values) <= MOST_PIECES:
+        raise Fault("data are a list of pieces")
+    pieces, rows = [], []
+    for told in values:
+        if not isinstance(told, dict) or told.keys() != PIECE.keys():
+            raise Fault(f"a piece has {', '.join(PIECE)}")
+        if any(type(told[name]) is not kind for name, kind in PIECE.items()) or not told["files"]:
+            raise Fault("a piece with a value of another type")
+        piece, one = _piece(told, arrays, served)
+        pieces.append(piece)
+        rows.append(one)
+    made = SharedData(data_digest(values, arrays), pieces, rows, (values, arrays))
+    fields, datasets = (1 + max(getattr(piece, name) for piece in pieces) for name in ("field", "dataset"))
+    every = {(of, at) for at in range(datasets) for of in range(fields)}
+    if made.apart and datasets % fields == 0:
+        every = {(at * fields // datasets, at) for at in range(datasets)}
+    if every != {(piece.field, piece.dataset) for piece in pieces} or len(every) != len(pieces):
+        raise Fault("each data set has a piece for each field, or each field data sets of its own")
+    return made
+
+
+def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
+    if not all(isinstance(one, str) for one in told["files"]) or not (0 <= told["field"] < 64 > told["dataset"] >= 0):
+        raise Fault("a piece with a value of another type")
+    if len(set(told["files"])) < len(told["files"]):
+        raise Refused(f"{told['files'][0]}: a file is told twice: each job reads such data by itself")
+    for path in told["files"]:
+        if real(path) not in served:
+            raise Refused(f"{path}: this service does not serve that file: start one that does, by `solar serve`")
+    try:
+        layout = layout_of(told["files"] if len(told["files"]) > 1 else told["files"][0], told)
+    except SolarError as error:
+        raise Refused(str(error)) from None
+    if layout.digest != told["digest"]:
+        raise Refused(f"{told['files'][0]}: {layout.title}: the job inspected another file: make the H5Dataset again")
+    if why := not_carried(layout):
+        raise Refused(f"{why}: each job reads it by itself")
+    extents = None
+    if told["arrays"] >= 0:
+        extents = windows_of(arrays[told["arrays"] : told["arrays"] + 6])
+    try:
+        units = of_layout(layout)
+        one = Rows(layout, native_order=True, extents=extents)
+        if extents is not None:
+            assert extents.native is not None, "the arrays fit each other: this looks"
+    except (SolarError, ValueError) as error:
+        raise Refused(str(error)) from None
+    return Piece(told["dataset"], told["field"], whole_region(units), extents), one

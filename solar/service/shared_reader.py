@@ -1,0 +1,336 @@
+"""SharedReader: jobs that read the same data: one plan and one Run for all. SharedReaders: all of them.
+
+One thread plans and tells the Run, one takes its batches and announces them, one gives back what all have copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+from solar import _native
+from solar.errors import ReadError, SolarError
+from solar.io.channels.frames import Fault, Refused
+from solar.io.system import quantities
+from solar.io.system.quantities import enough, size
+from solar.io.system.waiting import WaitTimeout
+from solar.planning.budget import BufferTooSmall
+from solar.planning.pass_uses import SampleUses
+from solar.planning.served import least_of
+from solar.service.cluster import Cluster, SingleNode
+from solar.service.nodes import Nodes
+from solar.service.scheduler import ENTRIES, PlannedWindow, Scheduler
+from solar.service.shared_data import SharedData
+from solar.service.window import Member, Share
+
+log = logging.getLogger("solar")
+
+TICK = 0.05
+FAILURES = 2  # steps in a row that cannot be read: each is late by what trying again takes
+SAYS_WHY = 1.0  # seconds: what another node sends may stop before its word comes that it ends this, which is no failure
+BEGINS = 1  # batches of its own that each reads while it joins
+
+
+class SharedReader(Scheduler):
+    """The jobs of one data set, with their part of all the memory."""
+
+    def __init__(
+        self, opened: SharedData, memory: int, of_all: int, slack: float, together: Cluster | SingleNode | None = None
+    ) -> None:
+        super().__init__(opened, memory, slack, together or SingleNode(opened))
+        self.of_all = of_all
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.handed = 0  # bytes that jobs had of it
+        self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
+        self._ending, self._ended = threading.Lock(), False
+        self._failed, self.failed = 0, (-math.inf, "")  # steps in a row; and when and why it ended for that
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(do,), name=name, daemon=True)
+            for name, do in (("solar-plan", self._conduct), ("solar-cry", self._cry), ("solar-keep", self._keep))
+        ]
+        for one in self._threads:
+            one.start()
+        self.together.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
+
+    # --- who is there ----
+
+    def join(self, name: str, process: int, first: SampleUses, most: int, lately: deque[float]) -> Member:
+        """A job that wants these batches, of up to so many samples, and what they took lately. Refused: no room."""
+        if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
+            raise Fault("a batch is larger than told")
+        with self.changed:
+            if self._closing:
+                raise Refused("the service ends, or divides its memory anew", again=True)
+            slots = min(most, int(self.opened.slots(first).max()) * 5 // 4 + 1) if self.opened.apart else most
+            together = slots + sum(one.slots for one in self.members if not one.left) + self.elsewhere
+            wanted = together * self.opened.sample_nbytes
+            if (least := least_of(wanted)) > self.memory:
+                there = quantities.count(1 + sum(not one.left for one in self.members), "job")
+                least = -(-least * self.of_all // self.memory)
+                others = " and of those of other nodes" if self.elsewhere else ""
+                raise Refused(
+                    f"the batches of {there}{others} on their way take {size(2 * wanted)}, and {size(self.ring)} of "
+                    f"the memory is for them: give --memory {enough(least)} or more",
+                    again=True,
+                )
+            ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
+            member = Member(name, process, most, slots, ledger, [first], lately, BEGINS, BEGINS)
+            self.members.append(member)
+            self._tell()
+        return member
+
+    def more(self, member: Member, uses: SampleUses) -> None:
+        """It wants these batches after all that it has told."""
+        if int(uses.sizes.max()) > member.most or int(self.opened.slots(uses).max()) > member.slots:
+            raise Refused("these batches are larger than those before", again=True)
+        with self.changed:
+            member.epochs.append(uses)
+            self._tell()
+
+    def leave(self, member: Member) -> None:
+        """It takes no more."""
+        with self.changed:
+            member.left = True
+            self.members = [one for one in self.members if one is not member]
+            self._tell()
+            self._ring()
+
+    def _ring(self) -> None:
+        with self.changed, suppress(OSError):
+            if self.bell >= 0:
+                os.eventfd_write(self.bell, 1)
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        self.changed.notify_all()
+
+    def counts(self) -> dict[str, int]:
+        """What was read, by all runs, and handed on."""
+        now = {"handed": self.handed} | ({} if (run := self._run) is None else run.counts())
+        return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
+
+    def close(self, why: str = "the service ends") -> None:
+        """Ends it; the jobs go on by themselves, or join again."""
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                self._close(why)
+
+    def _close(self, why: str) -> None:
+        self._give_up(why)
+        self.pool.close()
+        self._ring()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5)
+        self._end_run()
+        self._held.clear()
+        with self.changed:  # a job may leave later, when this number is another file's
+            os.close(self.bell)
+            self.bell = -1
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except BaseException as error:  # nobody else would see it, and jobs must not wait for a thread that is gone
+            with self.changed:
+                ended = self.changed.wait_for(lambda: self._closing, SAYS_WHY if self.together.ranks > 1 else 0)
+            if ended:
+                return
+            log.error("the service goes on without these data: %r", error)
+            self.failed = time.monotonic(), str(error)
+            self._given_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        with self.changed:
+            self._closing = True
+            for one in self.members:
+                one.detach(why)
+            self.changed.notify_all()
+        self.together.end(why)
+
+    def _given_up(self, why: str) -> None:
+        """Ends it at once, and not when somebody comes: services of several nodes wait for each other's last words."""
+        self._give_up(why)
+        threading.Thread(target=self.close, args=(why,), name="solar-close", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, of itself or not."""
+        return self._closing
+
+    # --- batches ----
+
+    def _cry(self) -> None:
+        """Takes what the Run makes, and announces it."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(self._may_cry)
+                if self._closing:
+                    return
+                run = self._run
+            assert run is not None
+            fields: list[Any] | None = None
+            step = self._steps[0]
+            try:
+                fields, self._failed = run.wait(self._taken, step.slots, TICK)[0], 0
+            except WaitTimeout:
+                continue
+            except (SolarError, MemoryError) as error:
+                if run.broken or self._closing:
+                    raise
+                self._failed = self._failed + 1 if isinstance(error, ReadError) else 0
+                if self._failed == FAILURES:
+                    raise
+                log.info("a batch is left to each job: %s", error)
+            run.let_go(self._taken)
+            self._taken += 1
+            with self.changed:
+                self._steps.popleft()
+                self._announce(fields, step)
+                self._held.append((fields or [], step.shares))
+                self.changed.notify_all()
+            del fields, step  # or this batch would stay until the next one is there
+
+    def _may_cry(self) -> bool:
+        return self._closing or (self._run is not None and bool(self._steps) and len(self._held) < ENTRIES - 1)
+
+    def _announce(self, fields: list[Any] | None, step: PlannedWindow) -> None:
+        """Tells each job where its samples lie: where each field begins, whose parts come one after another."""
+        offsets, at = list[int](), 0
+        for parts in self.opened.fields if fields is not None and step.shares else []:
+            offsets.append(self.pool.offset(fields[at].reshape(-1)))  # type: ignore[index]
+            at += len(parts)
+        self.slack.steps += 1
+        for one in step.shares:
+            one.member.announced = one.number + 1
+            if not one.member.left:
+                one.member.ledger.announce(one.number, offsets, one.places, step.slots if fields is not None else 0)
+                self.handed += one.nbytes if fields is not None else 0
+
+    def _keep(self) -> None:
+        """Gives back what all have copied, and leaves those behind who hold back others."""
+        while not self._closing:
+            select.select([self.bell], [], [], TICK)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.bell)
+            with self.changed:
+                waiting = any(one.waiting and one.announced < one.planned for one in self.members)
+                elsewhere = self.together.waiting(waiting)
+                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, elsewhere)
+                self._give_back()
+                self._leave_behind()
+
+    def _give_back(self) -> None:
+        before = len(self._held)
+        while self._held and all(one.member.done(one.number) for one in self._held[0][1]):
+            self._held.popleft()
+        if len(self._held) != before:
+            self.changed.notify_all()
+
+    def _leave_behind(self) -> None:
+        oldest = self._held[0][1] if self._held else []
+        for one in self.slack.behind([s.member for s in oldest if not s.member.done(s.number)], self.members):
+            one.detach(f"it held back others for {max(one.held, one.stood):.1f} s")
+            log.info("%s is left behind: %s", one.name, one.why)
+            self._tell()
+        self._give_back()
+
+
+# Halls: the data sets that jobs read at a time, each with its part of the memory.
+
+
+RESTS = 30.0  # seconds for which data are left to their jobs that could not be read
+SMALLEST_PART = 16  # no data set has less than one part of so many, as long as there are fewer
+
+
+class SharedReaders:
+    """A Hall for each data set that somebody reads. The memory is divided anew when another data set comes."""
+
+    def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
+        self.memory, self.slack, self._nodes = memory, slack, nodes
+        self._halls: dict[str, SharedReader] = {}  # by the facts of the data
+        self._known: dict[str, SharedData] = {}  # so, too: all that is wanted, also while its hall is made anew
+        self._before = Counter[str]()  # counts of those that are over
+        self._over = False
+        self._lock = threading.Lock()
+
+    def each(self) -> list[SharedReader]:
+        """Those that are there."""
+        return list(self._halls.values())
+
+    def counts(self) -> dict[str, int]:
+        """What was read and handed on, by all that were there."""
+        found = self._before.copy()
+        for one in self.each():
+            found.update(one.counts())
+        return found
+
+    def known(self, facts: str) -> SharedData | None:
+        """These data, if they are read."""
+        return self._known.get(facts)
+
+    def of(self, data: SharedData, wanted: Collection[str]) -> SharedReader:
+        """The hall of these data; `wanted` are the facts of all that those who are there have opened.
+
+        Where it has to be made, others end whose part of the memory is now another. Their jobs join again. One that
+        nobody takes part in is made anew where its part would be another.
+        """
+        with self._lock:
+            if self._over:
+                raise Refused("the service ends")
+            if self._nodes is not None:
+                self._nodes.check(data)
+            there = {facts: one for facts, one in self._known.items() if facts in wanted} | {data.facts: data}
+            parts = dict(zip(there, memory_parts(self.memory, [one.nbytes for one in there.values()]), strict=True))
+            self._known = there
+            found = self._halls.get(data.facts)
+            if found is not None and not found.over and (found.members or found.memory == parts[data.facts]):
+                return found
+            if found is not None and time.monotonic() < found.failed[0] + RESTS:
+                raise Refused(
+                    f"what is read of these data has failed, and is tried again after {RESTS:g} s: {found.failed[1]}",
+                    again=True,
+                )
+            for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
+                self._end(facts, "the memory of the service is divided anew")
+            together = None if self._nodes is None else self._nodes.of(data)
+            try:
+                made = SharedReader(data, parts[data.facts], self.memory, self.slack, together)
+            except BufferTooSmall as error:
+                if together is not None:
+                    together.end("the memory is too small for these data")
+                least = -(-error.least * self.memory // parts[data.facts])
+                raise Refused(f"--memory is too small for these data: give {enough(least)} or more") from None
+            self._halls[data.facts] = made
+            return made
+
+    def close(self) -> None:
+        """Ends them; the jobs go on by themselves."""
+        with self._lock:
+            self._over = True  # who joins again now is refused
+            for facts in list(self._halls):
+                self._end(facts, "the service ends")
+
+    def _end(self, facts: str, why: str) -> None:
+        hall = self._halls.pop(facts)
+        hall.close(why)
+        self._before.update(hall.counts())
+
+
+def memory_parts(memory: int, nbytes: list[int]) -> list[int]:
+    """What each of several data sets of so many bytes has of the memory: in proportion, but not too little.
+
+    >>> memory_parts(800, [300, 100]), memory_parts(800, [10_000, 1]), memory_parts(800, [5])
+    ([600, 200], [752, 47], [800])
+    """
+    shares = [max(one / sum(nbytes), 1 / SMALLEST_PART) for one in nbytes]
+    return [int(memory * one / sum(shares)) for one in shares]

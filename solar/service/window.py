@@ -1,0 +1,299 @@
+"""Window: what is planned at a time, and whose batches these are. Member: a job, and how far it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.planning.pass_uses import SampleUses, shared_steps
+from solar.planning.planned_passes import PlannedPasses
+from solar.samples.row_windows import Listing
+from solar.service.shared_data import SharedData
+from solar.values import PartScript, RunPart, Script, Transfers
+
+
+@dataclass(eq=False)
+class Member:
+    """A job that takes batches, those of all its epochs one after another."""
+
+    name: str
+    process: int
+    most: int  # samples of a batch
+    slots: int  # that one takes in the memory of a step, at most
+    ledger: _native.Ledger
+    epochs: list[SampleUses]
+    lately: deque[float]  # seconds of its own for a batch
+    begins: int = 0  # batch from which on it is served
+    planned: int = 0  # batches of the union so far
+    left: bool = False
+    why: str = ""  # it was left behind
+    forgotten: int = 0  # batches of epochs that are over
+    announced: int = 0  # batches
+    rate: float = 1.0  # batches a step, as planned
+    held: float = 0.0  # seconds for which it has held back others lately
+    stood: float = 0.0  # and for which it has done so without making a batch
+    _seen: tuple[int, float, float] = (0, 0.0, 0.0)
+
+    @property
+    def known(self) -> int:
+        """How many batches it has told."""
+        return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
+
+    def skip(self, more: int) -> None:
+        """What it has made by itself is planned no more, nor what it makes so until the steps before have been made."""
+        if (made := self.ledger.made) > self.planned:
+            self.planned = made + more
+
+    def forget(self) -> None:
+        """Lets go of epochs of which all is planned, and announced or on its way: an order takes 4 bytes a sample."""
+        while len(self.epochs) > 1 and self.forgotten + len(self.epochs[0].starts) - 1 <= self.planned:
+            self.forgotten += len(self.epochs.pop(0).starts) - 1
+
+    @property
+    def longest(self) -> int:
+        """The batches of its longest epoch."""
+        return max((len(one.starts) - 1 for one in self.epochs), default=0)
+
+    def stretch(self, begin: int, end: int) -> SampleUses:
+        """These of its batches, as far as it has told them."""
+        rows, which, sizes, at = [], [], [], self.forgotten
+        for one in self.epochs:
+            own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
+            at += len(one.starts) - 1
+            if own.start >= own.stop:
+                continue
+            uses = slice(int(one.starts[own.start]), int(one.starts[own.stop]))
+            rows.append(one.rows[uses])
+            which.append(None if one.which is None else one.which[uses])
+            sizes.append(one.sizes[own])
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
+        several = [one for one in which if one is not None]
+        # Of several data sets it is so even where it has nothing left: others' batches are planned by the first one's.
+        return SampleUses(
+            None if self.epochs[-1].which is None else np.concatenate([*several, np.empty(0, np.int64)]),
+            np.concatenate([*rows, np.empty(0, np.int32)]),
+            starts,
+        )
+
+    def done(self, number: int) -> bool:
+        """Whether it looks at this batch no more."""
+        return self.left or self.ledger.made > number
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a batch that is not there yet."""
+        return not self.left and self.ledger.waits > self.announced
+
+    def look(self, now: float) -> bool:
+        """Notes how long it takes for a batch, without what it waits for one. Whether it made one since."""
+        made = self.ledger.made
+        before, since, waited_before = self._seen
+        if made > before:
+            waited = self.ledger.waited
+            if before:
+                self.lately.append(max(0.0, now - since - max(0.0, waited - waited_before)) / (made - before))
+            self._seen = made, now, waited
+        return made > before
+
+    def detach(self, why: str) -> None:
+        """It gets no more: what it has not taken may be overwritten from here on."""
+        self.why, self.left = why, True
+        self.ledger.gone(self.ledger.made)
+
+
+class Share:
+    """What a member has of a step."""
+
+    __slots__ = ("member", "nbytes", "number", "places")
+
+    def __init__(self, member: Member, number: int, places: NDArray[np.uint32], nbytes: int) -> None:
+        self.member, self.number, self.places, self.nbytes = member, number, places, nbytes
+
+
+def split_script(told: list[PartScript], uses: SampleUses, steps: int) -> Iterator[tuple[int, int, list[PartScript]]]:
+    """Each with its first step, and the one behind its last. Where samples are of several rows they stay whole."""
+    every = len(uses.starts) - 1
+    if any(isinstance(one.script.rows, Listing) for one in told):
+        steps = every
+    for begin in range(0, every, max(1, steps)):
+        end = min(begin + steps, every)
+        yield begin, end, told if end - begin == every else [cut_part(one, begin, end) for one in told]
+
+
+def cut_part(told: PartScript, begin: int, end: int) -> PartScript:
+    script, none = told.script, np.empty(0, np.int64)
+    assert isinstance(script.rows, np.ndarray)
+    own = slice(int(script.starts[begin]), int(script.starts[end]))
+    loads = slice(int(script.ends[begin]), int(script.ends[end]))
+    first = begin == 0
+    made: Script = replace(
+        script,
+        rows=script.rows[own],
+        starts=script.starts[begin : end + 1] - script.starts[begin],
+        last=script.last[own],
+        loads=script.loads[loads],
+        ends=script.ends[begin : end + 1] - script.ends[begin],
+        start=script.start if first else script.start[:0],
+        start_ends=script.start_ends if first else none,
+        start_due=script.start_due if first else none,
+    )
+    positions = None if told.positions is None else told.positions[own]
+    return told._replace(script=made, positions=positions, afresh=told.afresh if first else None)
+
+
+def parcels_of(parcels: Transfers | None, begin: int, end: int) -> Transfers | None:
+    """What travels in these of its steps."""
+    if parcels is None:
+        return None
+    first, last = begin * parcels.letters, end * parcels.letters
+    sent, come = (
+        rows[np.searchsorted(rows[:, 0], first) : np.searchsorted(rows[:, 0], last)].copy()
+        for rows in (parcels.sent, parcels.come)
+    )
+    sent[:, 0] -= first
+    come[:, 0] -= first
+    return Transfers(parcels.sizes[begin:end], sent, come, parcels.letters)
+
+
+def reach(told: list[PartScript], samples: int, before: float) -> float:
+    """How far into the data a stretch's last read of the first field lies, 0 to 1; `before` where nothing is read."""
+    script = told[0].script
+    loads = script.loads if len(script.loads) else script.start
+    return float(loads[-1]) / max(1, samples) if len(loads) else before
+
+
+class WindowShare(NamedTuple):
+    """What a window has of a member: from this batch to that. What it tells later is of the next window."""
+
+    member: Member
+    begin: int
+    end: int
+    steps: NDArray[np.int64]  # of the window, in which they are: each in one of its own, ascending
+    rate: float = 1.0  # batches a step
+
+    def within(self, begin: int, end: int) -> slice:
+        """Which of its batches are in these steps, counted from its first one here."""
+        found = np.searchsorted(self.steps, (begin, end))
+        return slice(int(found[0]), int(found[1]))
+
+
+class Wants(NamedTuple):
+    """What the jobs of one node want of a window, in numbers."""
+
+    longest: int  # batches of the longest epoch of one of them
+    steps: int  # until the last of them has all that it told
+    most: int  # rows that one step uses, at most
+    slots: int  # samples that the memory of a step has, at most
+    room: int  # and that there is room for on their way
+    pace: float = 0.0  # seconds that the fastest takes for a batch; 0: that is not known
+
+
+class Window(NamedTuple):
+    """What is planned at a time: whose batches, and how many steps a segment has."""
+
+    members: list[WindowShare]
+    length: int
+    passes: PlannedPasses
+    parts: list[RunPart]
+    costs: float  # seconds that it took to make, and that its first reads take
+
+
+def wanted_by(members: Sequence[WindowShare], rows: int, room: int, pace: float) -> Wants:
+    """What these want; `rows` are those of a sample, `pace` is that of the fastest."""
+    return Wants(
+        max((one.member.longest for one in members), default=0),
+        max((1 + int(one.steps[-1]) for one in members), default=0),
+        sum(one.member.most for one in members) * rows,
+        sum(one.member.slots for one in members),
+        room,
+        pace,
+    )
+
+
+def admitted(every: Sequence[Wants]) -> list[bool]:
+    """Whose jobs have room for their batches on their way beside those of the nodes before: each node has all.
+
+    >>> admitted([Wants(9, 9, 64, 64, 300), Wants(9, 9, 96, 96, 400), Wants(9, 9, 16, 16, 300)])
+    [True, False, True]
+    """
+    room, found = min(one.room for one in every), list[bool]()
+    for one in every:
+        found.append(2 * one.slots <= room)
+        room -= 2 * one.slots if found[-1] else 0
+    return found
+
+
+def stretch(data: SharedData, members: Sequence[WindowShare], begin: int, end: int) -> SampleUses:
+    """What all of these want in these steps, once; it ends before where none wants more."""
+    if members:
+        return shared_steps(own_of(members, begin, end))[0]
+    which = np.empty(0, np.int64) if any(piece.dataset for piece in data.pieces) else None
+    return SampleUses(which, np.empty(0, np.int32), np.zeros(1, np.int64))
+
+
+def own_of(members: Sequence[WindowShare], begin: int, end: int) -> list[SampleUses]:
+    """What each wants in these steps: in some of them nothing, if it has a batch in every second one, say."""
+    found = []
+    for one in members:
+        here = one.within(begin, end)
+        uses = one.member.stretch(one.begin + here.start, one.begin + here.stop)
+        if here.stop - here.start < (steps := min(end, int(one.steps[-1]) + 1) - begin):
+            before = np.searchsorted(one.steps[here], np.arange(begin, begin + max(0, steps) + 1))
+            uses = uses._replace(starts=uses.starts[before])
+        found.append(uses)
+    return found
+
+
+def in_turn(members: Sequence[Member], rates: Sequence[float], *, others: bool = False) -> list[WindowShare]:
+    """What they want that is not planned, each at its own rate. Steps that nobody would have a batch in there are not.
+
+    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it. With `others`
+    there are jobs on other nodes, which have batches in the other steps.
+    """
+    pairs = zip(members, rates, strict=True)
+    at = [((np.arange(one.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
+    if min(rates, default=1.0) < 1 and not others:
+        there = np.unique(np.concatenate(at))
+        at = [np.searchsorted(there, one) for one in at]
+    found = zip(members, at, rates, strict=True)
+    return [WindowShare(one, one.planned, one.known, steps, rate) for one, steps, rate in found]
+
+
+def shares_of(data: SharedData, members: list[WindowShare], begin: int, steps: int) -> list[list[Share]]:
+    """Of each of these steps what the members have of it.
+
+    It is worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
+    """
+    own = own_of(members, begin, begin + steps)
+    found: list[list[Share]] = [[] for _ in range(steps)]
+    if not own:
+        return found
+    nbytes = np.array([sum(field) for field in data.fields], np.int64)
+    uses, places = shared_steps(own)
+    within = data.within(uses)
+    for turn, one, place in zip(members, own, places, strict=True):
+        if within is not None:
+            place = within[np.repeat(uses.starts[: len(one.starts) - 1], one.sizes) + place].astype(np.uint32)
+        takes = (data.counts(one) @ nbytes).tolist()
+        number = turn.begin + turn.within(begin, begin + len(found)).start
+        for step, (begins, ends) in enumerate(pairwise(one.starts.tolist())):
+            if ends > begins:
+                found[step].append(Share(turn.member, number, place[begins:ends], takes[step]))
+                number += 1
+    return found
+
+
+def fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
+    """Whether a Run made for the others can hold what these do."""
+    pairs = zip(parts, others, strict=True)
+    return len(parts) == len(others) and all(
+        one.pages <= other.pages and (one.page, one.stored, one.pack) == (other.page, other.stored, other.pack)
+        for one, other in pairs
+    )
