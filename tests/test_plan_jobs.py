@@ -153,7 +153,7 @@ def test_one_order_for_all_costs_what_one_job_costs() -> None:
 
 
 def test_memory_is_divided_as_a_service_divides_it() -> None:
-    """Of two and four jobs a step has their batches once; where they have no room for two on their way is TooSmall."""
+    """A step of two and four jobs has their batches once; without room for two steps it is BufferTooSmall."""
     more = {"batch": 2, "epochs": 2, "fields": [SampleBytes(10**6)], "scratch": 10**5, "threads": 3}
     for jobs, part, steps in ((2, 32, 4), (4, 16, 4), (8, 16, 2)):
         plan = plan_node(job(own(600, jobs), 600, share=0.9, **more))

@@ -78,7 +78,7 @@ def beneath(data: H5Dataset) -> SampleSource:
 def nodes_of(
     of: Path | H5Dataset, seeds: Sequence[Sequence[int]], memory: int = 4 << 20
 ) -> list[tuple[Scheduler, list[WindowShare]]]:
-    """A Conductor for each node, with jobs of these seeds, which want two epochs; of a file they want "x"."""
+    """A Scheduler for each node, with jobs of these seeds, which want two epochs; of a file they want "x"."""
     data, wires = H5Dataset(of, "x") if isinstance(of, Path) else of, list[Wire]()
     wires += [Wire(rank, wires) for rank in range(len(seeds))]
     found, order, held = [], PlanSampler(data, seed=0), served_data(beneath(data))

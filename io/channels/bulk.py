@@ -84,7 +84,7 @@ def mail(by: str, check: Callable[[], None] = lambda: None) -> BulkChannel:
 def numbered_mail(check: Callable[[], None] = lambda: None) -> Callable[[int], BulkChannel]:
     """What makes Mail over MPI without all ranks coming together for it: that of one number is one on all of them.
 
-    All ranks call it together, once. A number may be used again when the Mail of that number is over.
+    All ranks call it together, once. A number may be used again when the channel of that number is closed.
     """
     mpi = mpi_module()
     if mpi is None:

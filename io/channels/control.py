@@ -158,7 +158,7 @@ GATHER_PATIENCE = 24 * 3600.0  # seconds for the slowest: others wait while rank
 
 
 class Ranks:
-    """All ranks of the command, and this rank's number. Without a Post there is only this one."""
+    """All ranks of the command, and this rank's number. Without a ControlChannel there is only this one."""
 
     def __init__(self, world: World, by: str = "alone", post: ControlChannel | None = None) -> None:
         self.rank, self.ranks, self.by = world.rank, world.ranks, by

@@ -113,7 +113,7 @@ def until_others(
 
 
 def within(seconds: float, work: Callable[[], T], doing: str) -> T:
-    """The result of `work`, which runs in a thread of its own. Late after so many seconds, with what it was `doing`.
+    """Runs `work` in a thread of its own. Raises WaitTimeout after so many seconds, with what it was `doing`.
 
     A system call on a file system that hangs does not return, and hears no signal. So the thread is left to itself.
     """

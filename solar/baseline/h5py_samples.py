@@ -301,7 +301,7 @@ def _native(value: Any) -> NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-# PlainPieces: samples that are no rows, read by h5py alone as an expert reads each kind of them, for comparison.
+# H5pyPieces: samples that are no rows, read by h5py alone as an expert reads each kind of them, for comparison.
 #
 # Windows and boxes are slices of a dataset. Ragged samples are stretches of its rows, those of a sparse matrix a
 # stretch of its values and one of its columns. A group is each of its datasets. Where samples lie is told beforehand,

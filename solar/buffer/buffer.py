@@ -60,7 +60,7 @@ def packings(
     memory: int,
     together: RankGroup | None,
 ) -> list[RowPacking | None]:
-    """How each of these pieces of these Layouts may be held packed, with so much memory; None: it may not.
+    """Returns how each piece may be held packed in this memory; None if it may not.
 
     Ranks that read together do so only where all of them found the same.
     """
@@ -89,7 +89,7 @@ def with_packings(pieces: Sequence[Piece], found: Sequence[RowPacking | None]) -
 
 
 def held_in_words(plans: Sequence[Plan]) -> str:
-    """How these hold samples, where that is not as they are."""
+    """Describes how pieces hold samples, if not as they are."""
     said = packed_ratio(plans)
     return said and f"The buffer holds samples {said}: encoded when they are read, decoded when they are used."
 
@@ -169,7 +169,7 @@ class LoaderBuffer:
         self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> RankMemory | None:  # fmt: skip
-        """What a pass that begins may have; None where its batches are read without the buffer."""
+        """Returns the memory of a pass that begins; None if its batches are read without the buffer."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
         with self._lock:
@@ -199,7 +199,7 @@ class LoaderBuffer:
         self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> int:  # fmt: skip
-        """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
+        """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and says why."""
         layouts = layouts_beneath(beneath)
         if refused := not_held(beneath, self._asked if self._nbytes else ""):
             if self._nbytes:
@@ -239,7 +239,7 @@ class LoaderBuffer:
         return nbytes if self._together is None else self._together.nbytes
 
     def advice(self) -> str:
-        """What a buffer would gain, by what decides whether one is taken; or this one, if it knew what comes."""
+        """Describes what a buffer would gain, or this one if more of the order were known."""
         window = self._window
         if window is not None:
             return sizing.foresight(window, self._epochs) if self._guessed and len(window.segments) == 1 else ""
@@ -249,7 +249,7 @@ class LoaderBuffer:
     served = foreseen = False  # a service has made batches; the order of the passes to come is known
 
     def held(self) -> str:
-        """How it holds samples, where that is not as they are."""
+        """Describes how the buffer holds samples, if not as they are."""
         return "" if self._window is None else held_in_words(self._window.plans)
 
     def enter(self, plan: PassPlan, hold: HeldData | None) -> HeldData | None:
@@ -390,7 +390,7 @@ class LoaderBuffer:
         return window
 
     def _read(self, beneath: SampleSource) -> list[Piece]:
-        """What is planned, each for itself."""
+        """Returns the pieces to plan."""
         if not self._pieces:
             found = pieces_of(beneath) if self._together is None else self._together.pieces()
             if self._packings is None:

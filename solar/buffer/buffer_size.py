@@ -57,7 +57,7 @@ def requested_bytes(buffer: Size) -> int | None:
 
 
 def in_bytes(given: int | float | str, there_is: int, name: str = "buffer") -> int:
-    """What is asked for, of so much memory. PlanError, or TypeError, for what is no size; `name` is the argument's."""
+    """Returns a size in bytes, or a share of `of`. Raises PlanError or TypeError for what is no size."""
     if isinstance(given, str):
         try:
             return size_of(given, there_is)
@@ -93,7 +93,7 @@ def ranks_here() -> int:
 def decoding_storage(
     layout: Layout, given: Given, cores: int | None = None, *, warm: bool = False
 ) -> tuple[Storage, str]:
-    """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from.
+    """Returns the costs of reading and decoding on so many cores, and where they are known from.
 
     `warm`: it is read from the page cache.
     """
@@ -110,7 +110,7 @@ def decoding_storage(
 def storages_of(
     layouts: Sequence[Layout], given: Given, cores: int | None, *, warm: bool
 ) -> tuple[list[Storage], list[str]]:
-    """The same for all of them; each source once."""
+    """Returns the same for all layouts, and each source once."""
     storages, sources = zip(*(decoding_storage(layout, given, cores, warm=warm) for layout in layouts), strict=True)
     return list(storages), list(dict.fromkeys(sources))
 
@@ -130,7 +130,7 @@ def auto(
     ranks: int,
     epochs: int | None,
 ) -> tuple[int, str]:
-    """The bytes that a buffer should have where nobody has said, or 0; and why. `needs`: what its batches take.
+    """Chooses the bytes of a buffer when the user gave none, or 0, and says why.
 
     So many ranks of this node have one each.
     """
@@ -178,7 +178,7 @@ def all_of_it(
     epochs: int | None,
     tables: int,
 ) -> tuple[int, str]:
-    """The same of boxes and samples of unequal length, which want so many bytes of these in an epoch: all or nothing.
+    """Chooses them for boxes and ragged samples, of which a buffer holds all or nothing.
 
     `tables` are the bytes that a process needs to know where they lie.
 
@@ -250,7 +250,7 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
 
 
 def rows_per_sample(extents: RowWindows | None) -> int:
-    """The rows that make up a sample."""
+    """Returns how many rows make up a sample."""
     return 1 if extents is None else extents.slots
 
 

@@ -33,7 +33,7 @@ PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess
 
 
 class BufferedPass:
-    """What stands between an iterator and the run: the index batches of a pass, drawn as early as can be.
+    """Draws the index batches of a pass as early as possible, and takes its batches from the run.
 
     `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
     exist, say) is read without one, so that it goes wrong as it always does.
@@ -175,7 +175,7 @@ class BufferedPass:
         return PassPlan(self._beneath, segment, self._later, partial(self._needs, segment), batch, self._facts)
 
     def _needs(self, segment: PassUses) -> Needs:
-        """What such batches take: it looks at every chunk, so it is asked where a window begins, not at each pass."""
+        """Returns the memory that batches take. It looks at every chunk, so it is called once a window."""
         largest, together = self._most(segment), self.together
         if together is None:
             return batch_needs(self._beneath, self._pace, largest)
@@ -190,7 +190,7 @@ class BufferedPass:
     # --- batches on their way ----
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
-        """The next batch, whose index batch this is; and what each of its samples is called."""
+        """Starts the batch of these indices; returns it and the numbers of its samples."""
         if self._segment is None or self._hold is None:
             return self._beneath.start(samples, epoch)
         number, self._started = self._started, self._started + 1
@@ -249,12 +249,12 @@ class BufferedPass:
         self._drawn = cut_at((samples, starts[self._started :]))
 
     def forget(self, pending: PendingBatch) -> None:
-        """This batch failed, or did not come in time: nobody takes it."""
+        """Gives up a batch that failed or did not arrive in time."""
         if isinstance(pending, BufferedBatch):
             pending.forget()
 
     def leave(self) -> None:
-        """No more is taken."""
+        """Leaves the buffer: no more batches are taken."""
         if self._hold is not None:
             self._buffer.leave(self._hold, self._all_taken(self._hold))
 
@@ -267,7 +267,7 @@ class BufferedPass:
 
 
 def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
-    """What batches of so many samples take while they are made and used (planning/budget.py)."""
+    """Returns the memory that batches take while they are made and used (planning/budget.py)."""
     if (
         beneath.ragged
     ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
@@ -282,7 +282,7 @@ def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: st
 
 
 def made_nbytes(opened: FieldReader) -> int:
-    """The bytes of a sample as Fields make it, in memory of its own; 0 where it stays as it was read."""
+    """Returns the bytes of a converted sample; 0 if it stays as it was read."""
     rows, made = opened.rows, []
     picked = opened.extents is not None and opened.extents.picked(np.zeros(1, np.int64)) is not None
     if picked and opened.extents is not None:
@@ -336,5 +336,5 @@ class BufferedBatch(PendingBatch):
         return values
 
     def forget(self) -> None:
-        """It is not asked for again."""
+        """Gives the batch up."""
         self._running.forget(self._number)

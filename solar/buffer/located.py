@@ -28,12 +28,12 @@ LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does
 
 
 def layouts_beneath(beneath: SampleSource) -> list[Layout]:
-    """Of each H5Dataset each dataset that is read, as the pieces of `pieces_of` are."""
+    """Returns the layout of each dataset that is read, in the order of `pieces_of`."""
     return beneath.layouts()
 
 
 def pieces_of(beneath: SampleSource) -> list[Piece]:
-    """What is planned for itself: of each H5Dataset each dataset that is read."""
+    """Returns the pieces to plan: one for each dataset that is read."""
     return [
         Piece(at, number, whole_region(of_layout(layout)), extents)
         for at, dataset in enumerate(beneath.datasets)
@@ -42,7 +42,7 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
 
 
 def held_of(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
-    """The Layouts that a buffer holds of it, each with what samples are made of in it."""
+    """Returns the layouts that a buffer holds of a dataset, each with its held map."""
     return [one for opened in dataset.opened() for one in opened.rows.held]
 
 
@@ -78,7 +78,7 @@ def _boxes_not_held(beneath: SampleSource) -> str:
 def worthwhile_bytes(
     beneath: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
 ) -> tuple[int, str]:
-    """The bytes that a buffer should have where nobody has said, or 0; and why."""
+    """Chooses the bytes of a buffer when the user gave none, or 0, and says why."""
     if not (beneath.boxes or beneath.ragged):
         reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
         return sizing.auto(reads, batch, storage, needs, ranks, epochs)
@@ -111,7 +111,7 @@ def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
 
 
 def rows_of(beneath: SampleSource) -> list[Rows]:
-    """What reads each part: of each H5Dataset each dataset that is read."""
+    """Returns the reader of each piece."""
     return [rows for dataset in beneath.datasets for one in dataset.opened() for rows in one.rows.held_rows]
 
 

@@ -51,7 +51,7 @@ def check_exchange(exchange: str, balance: str | None) -> None:
 
 
 def those_of(exchange: str, order: IndexStream) -> Peers | None:
-    """Whom the samples are shared with; None where each process goes its own way."""
+    """Returns the ranks that share the samples; None if each process reads alone."""
     if exchange == "off" or order.of_all(0) is None:
         return None
     replicas = order.sampler.num_replicas
@@ -78,7 +78,7 @@ def check_alone(balance: str | None) -> None:
 
 
 class RankGroup:
-    """Who is there, who takes what, and who reads it.
+    """The ranks of a loader: who takes which samples, and who reads them.
 
     With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
     divided into home regions of the ranks, and each node reads its own. Boxes, and samples of unequal length, have no
@@ -181,7 +181,7 @@ class RankGroup:
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """What each rank does by itself before a run begins. An error on one rank is raised on all."""
+        """Runs what each rank does before a run begins. An error on one rank is raised on all."""
         what = f"the plan of a new run for {self._name}"
         try:
             self.check_files()
@@ -193,7 +193,7 @@ class RankGroup:
         self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
 
     def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
-        """What carries out a plan of this node, right after `needs`."""
+        """Returns the run that executes the plan of this node."""
         made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]
@@ -220,13 +220,13 @@ class RankGroup:
         }  # fmt: skip
 
     def divided(self, beneath: SampleSource, made: Pass, epoch: int) -> DividedPass:
-        """This rank's part of a pass of all ranks."""
+        """Returns this rank's part of a pass of all ranks."""
         uses = located(beneath, made, epoch)
         segment, own = self._sharing.divided(uses)
         return DividedPass(segment, (made[0][own.uses], own.starts), self._facts(uses))
 
     def pieces(self) -> list[Piece]:
-        """What this node plans: its region of each field of each H5Dataset."""
+        """Returns the pieces that this node plans: its region of each dataset."""
         return self._sharing.planned()
 
 

@@ -15,7 +15,7 @@ Stopping = threading.Event  # set when nobody wants any more what a thread makes
 
 
 class PlanningStopped(Exception):
-    """Nobody wants any more what a thread makes."""
+    """The result of a thread is no longer wanted."""
 
 
 class Background(threading.Thread):
@@ -46,7 +46,7 @@ class Background(threading.Thread):
         return error
 
     def stop(self, wait: bool = True) -> None:
-        """Has it stop as soon as it looks."""
+        """Asks it to stop as soon as it checks."""
         self._stopped.set()
         if wait and threading.current_thread() is not self:
             self._wait()
@@ -76,7 +76,7 @@ def in_background(do: Callable[[Stopping], None]) -> Background | None:
 
 
 def apart(make: Callable[[Stopping], Made]) -> Made:
-    """What is made, in another thread, for an error caught there keeps the frames of all callers alive."""
+    """Runs in a thread of its own, so that a traceback does not keep the caller's frames alive."""
     made: list[Made] = []
     work = in_background(lambda stopped: made.append(make(stopped)))
     if work is None:
@@ -97,7 +97,7 @@ def apart(make: Callable[[Stopping], Made]) -> Made:
 
 
 def unless(stopped: Stopping, make: Callable[[], Made]) -> Callable[[], Made]:
-    """Makes it, unless nobody wants it any more."""
+    """Runs, unless the result is no longer wanted."""
 
     def made() -> Made:
         if stopped.is_set():

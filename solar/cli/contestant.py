@@ -111,7 +111,7 @@ def asked_of(job: dict[str, Any]) -> argparse.Namespace:
 
 
 def h5py_samples_of(job: dict[str, Any]) -> Any:
-    """The samples as h5py reads them: rows by Plain, other kinds by PlainPieces."""
+    """The samples as h5py reads them: rows by Plain, other kinds by H5pyPieces."""
     from solar.baseline.h5py_samples import (
         H5pySamples,
         h5py_pieces,  # in this process alone, as above

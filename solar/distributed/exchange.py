@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
 
     base: int
     sizes: NDArray[np.int64]  # rows of the batches' memory
-    sent: NDArray[np.int64]  # as in Parcels
+    sent: NDArray[np.int64]  # as in Transfers
     sent_at: NDArray[np.int64]
     come: NDArray[np.int64]
     come_at: NDArray[np.int64]
@@ -656,7 +656,7 @@ class Exchange:
             self._underway.let_go(number)
 
     def forget(self, number: int) -> None:
-        """Drops a batch that nobody will ask for. Other ranks still get their rows of it."""
+        """Drops a batch that will not be taken. Other ranks still get their rows of it."""
         if self._traffic is not None:
             self._underway.forget(number)
 

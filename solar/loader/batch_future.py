@@ -22,7 +22,7 @@ FORKED = "this iterator's thread is in the process that it was forked from: make
 
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
 
-Get = Callable[["BatchFuture", float | None], Any]  # gives the value, or raises Late after so many seconds
+Get = Callable[["BatchFuture", float | None], Any]  # gives the value, or raises WaitTimeout after so many seconds
 Act = Callable[["BatchFuture", Any], Any]
 
 
@@ -68,7 +68,7 @@ class BatchFuture:
         return self
 
     def wait(self, seconds: float | None) -> Any:
-        """Waits for the batch. It may be called again after Late, or after Ctrl-C."""
+        """Waits for the batch. It may be called again after WaitTimeout, or after Ctrl-C."""
         if self._get is None:
             raise RuntimeError(UNWANTED)
         data = self._get(self, seconds)

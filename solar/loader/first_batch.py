@@ -12,7 +12,7 @@ from solar.loader.direct import ReaderBatches
 
 
 def waited_for(passing: Any) -> Any:
-    """The first batch of a NativeIter, which is shown as it comes."""
+    """The first batch of a EpochIterator, which is shown as it comes."""
     return waiting("reading the first batch", passing._next_data, percent(lambda: last_ticket(passing)), 100, "%")
 
 

@@ -70,7 +70,7 @@ class SkippingSource:
         self._row = 0
 
     def readable(self, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
-        """The samples from which to make the oldest batch again, after it failed with `error`. LeftOut if none.
+        """The samples from which to make the oldest batch again, after it failed with `error`. LeftOutSample if none.
 
         At first, samples of chunks known to be broken are left out. If there are none, or the batch fails again, each
         sample is read by itself, for at most so many seconds. If it fails once more, the error is raised.

@@ -120,7 +120,7 @@ def divide_memory(
     tables: int = 0,
     apart: int = 1,
 ) -> Budget:
-    """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
+    """Divides a buffer among these processes. Raises BufferTooSmall if it has no room for their batches.
 
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which

@@ -151,7 +151,7 @@ class NodePlan:
 
 
 def plan_node(job: Job, node: int = 0) -> NodePlan:
-    """The plan of a node, as its loaders make it: exact counts for each epoch. TooSmall as theirs."""
+    """The plan of a node, as its loaders make it: exact counts for each epoch. BufferTooSmall as theirs."""
     if not job.memory:
         return _one_by_one(job, node)
     if job.beside:

@@ -37,7 +37,7 @@ class Piece:
     dataset: int
     field: int
     region: Region
-    extents: Any = None  # Extents, Blocks or BoxBlocks; None: a sample is a row
+    extents: Any = None  # RowWindows, Blocks or BoxBlocks; None: a sample is a row
     packing: RowPacking | None = None  # how memory may hold its rows encoded
 
     @property

@@ -24,7 +24,7 @@ POLICY_BLOCK = 1 << 22  # uses looked at together, so that memory does not grow 
 
 
 def torch(order: ShuffledUses, units: Units, world: World, *, batch: int, storage: Storage, epoch: int = 1) -> Outcome:
-    """PyTorch's loader: every sample is read in its turn by a request of its own, and forgotten with its batch."""
+    """PyTorch's loader: each sample is one request, and is forgotten with its batch."""
     unit = unit_of(units, order.of(epoch))
     peak = max(_staged(held, world, batch) for held in _in_steps(held_nbytes(units)[unit], world, batch))
     return _outcome(units, storage, len(unit), 0, len(unit), stored_nbytes(units)[unit].sum(), unit, peak)
@@ -34,7 +34,7 @@ def lru(
     order: ShuffledUses, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1,
     as_stored: bool = False,
 ) -> Outcome:  # fmt: skip
-    """A cache in each rank that forgets what was used longest ago; the ranks of a node divide its memory equally.
+    """A least-recently-used cache in each rank; the ranks of a node divide its memory equally.
 
     Whole units are kept, as the chunk cache of HDF5 does: what came along with a sample is there for the next one. Or
     `as_stored`, as the page cache does: each use decodes again.
@@ -166,7 +166,7 @@ def solar_paper(
 
 
 def longest_prefix(nbytes: Ints, room: int) -> int:
-    """How many of these fit, from the first on."""
+    """Returns how many of these fit, from the first on."""
     return int(np.searchsorted(np.cumsum(nbytes), room, side="right"))
 
 

@@ -55,7 +55,7 @@ def least_of(batches: int) -> int:
 
 
 def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: int, scratch: int, cores: int) -> Budget:
-    """The budget where so much is for steps, and a sample of them takes `nbytes`. TooSmall where nothing is left."""
+    """Returns the budget with so much for steps. Raises BufferTooSmall if nothing is left for samples."""
     own = Needs(ring, 0, scratch, cores, 1, scratch > nbytes, encodes=encoding_nbytes(pieces))
     return divide_memory(memory, 1, [own], wholes([piece.region for piece in pieces]), tables_nbytes(pieces))
 
@@ -64,7 +64,7 @@ def budget_of_jobs(
     jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], nbytes: int,
     *, memory: int, scratch: int, cores: int,
 ) -> tuple[Budget, int]:  # fmt: skip
-    """The budget of a service with jobs that have such epochs, and what is for steps. TooSmall where it takes fewer.
+    """Divides the memory of a service among its jobs and their steps. Raises BufferTooSmall if it cannot.
 
     A step has a place of `nbytes` for each sample, or for each of the blocks that samples are cut of.
     """

@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """What a rank makes of the steps of all ranks. Its memory of a step has its batch and, behind it, what it sends."""
+    """The part of a rank in the steps of all ranks. Its memory of a step has its batch and then what it sends."""
 
     batch: Group  # what it takes, in order
     here: Group  # what its node provides, for whichever rank
@@ -191,7 +191,7 @@ SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoe
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """A data set among ranks, as one of them sees it.
+    """How a data set is shared among ranks, as one of them sees it.
 
     With balance "torch" each rank takes what DistributedSampler gives it, and its node provides it. Else the data set
     is divided into home regions of the ranks: with "equal" all get as many samples of a step, at home as far as they

@@ -95,7 +95,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """One way of using a node's memory: a pinned part, and a sweep over the rest, or else reading that step by step."""
+    """One way to use the memory of a node: a pinned part, and a sweep over the rest or reads step by step."""
 
     pinned: int = 0  # its first items, which stay for ever
     burst: int = 0  # bytes more than needed that are freed at a time, for larger requests
@@ -109,7 +109,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """What a node must keep to, in bytes and steps."""
+    """The limits of a node, in bytes and steps."""
 
     room: int  # all that it may hold
     gap: int  # holes smaller than this are read

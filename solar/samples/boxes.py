@@ -29,7 +29,7 @@ BLOCKS_AT_ONCE = 1 << 18  # blocks that are listed at a time, about, by whoever 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where samples lie in volumes: samples of one volume after another, and volumes of one part (file) after another.
+    """Places of samples in volumes, volume after volume, and part (file) after part.
 
     A volume is a part, or a row of one. Of its axes those that are cut are told here: how long they are, and how long a
     sample is along them. A place is (part, row of it, where it begins along each cut axis). In each volume of a part
@@ -64,7 +64,7 @@ class Places:
         return self.seed is not None
 
     def of(self, numbers: Numbers) -> Numbers:
-        """The place of each of these samples, one line for each."""
+        """Returns the place of each sample, one line for each."""
         epoch, samples = np.divmod(np.asarray(numbers, np.int64), max(1, len(self)))
         if self.told is not None:
             return self.told[samples]
@@ -81,7 +81,7 @@ class Places:
         return np.column_stack((part, row, found))
 
     def chosen(self, which: Numbers) -> Places:
-        """These of the samples alone."""
+        """Returns the places of these samples alone."""
         told = self.of(which)
         first = np.searchsorted(told[:, 0], np.arange(len(self.first)))
         return replace(self, told=told, first=first.astype(np.int64))
@@ -90,7 +90,7 @@ class Places:
 def grid(
     volumes: list[int], lengths: list[tuple[int, ...]], box: tuple[int, ...], step: tuple[int, ...]
 ) -> Places:  # fmt: skip
-    """The places of a grid in volumes that have room: so many in each part, with axes of these lengths."""
+    """Returns the places of a grid in volumes. `volumes` counts those of each part, `lengths` are their axes."""
     own = np.array(lengths, np.int64)
     counts = -(-(own - np.array(box)) // np.array(step)) + 1
     return Places(first_samples(volumes, counts), counts, own, box, step)
@@ -99,7 +99,7 @@ def grid(
 def drawn_places(
     volumes: list[int], lengths: list[tuple[int, ...]], box: tuple[int, ...], per: int, seed: int
 ) -> Places:
-    """`per` places in each of such volumes, drawn anew in each epoch."""
+    """Returns `per` places in each volume, drawn anew in each epoch."""
     own = np.array(lengths, np.int64)
     counts = np.ones_like(own)
     counts[:, 0] = per
@@ -107,7 +107,7 @@ def drawn_places(
 
 
 def told_places(places: Numbers, parts: int, lengths: list[tuple[int, ...]], box: tuple[int, ...]) -> Places:
-    """These places, in ascending order of their parts."""
+    """Returns places that are given one by one, in ascending order of their parts."""
     first = np.searchsorted(places[:, 0], np.arange(parts + 1)).astype(np.int64)
     return Places(first, np.empty((0, 0), np.int64), np.array(lengths, np.int64), box, told=places)
 
@@ -125,7 +125,7 @@ class Corners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """The samples of one dataset, which are boxes of it, at places that several datasets may share.
+    """Samples that are boxes of a dataset, at places that several datasets may share.
 
     Axis d of a box begins at column at[d] of its place, or so many places behind that; -1: it is the whole axis.
 
@@ -184,7 +184,7 @@ class Boxes:
         return self.shape, None
 
     def of(self, numbers: Numbers) -> Corners:
-        """Where each of these samples lies."""
+        """Returns the place of each sample in the dataset."""
         places = self.places.of(numbers)
         corners = np.zeros((len(places), 1 + len(self.at)), np.int64)
         corners[:, 0] = places[:, 0]
@@ -197,7 +197,7 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class BoxBlocks:
-    """Boxes of a dataset that a buffer holds as blocks: which of these each step of samples touches.
+    """Boxes of a dataset that a buffer holds as blocks: finds the blocks that each step touches.
 
     Blocks are numbered part after part, each part's in the order of its grid.
 
@@ -220,12 +220,12 @@ class BoxBlocks:
 
     @property
     def slots(self) -> int:
-        """How many blocks a sample touches, about."""
+        """Returns about how many blocks a sample touches."""
         edges = zip(self.boxes.box, self.block, self.tiles.max(0, initial=1).tolist(), strict=True)
         return max(1, math.ceil(math.prod(min(tiles, (n + block - 1) / block) for n, block, tiles in edges)))
 
     def numbers(self, samples: NDArray[np.integer], epoch: int) -> Numbers:
-        """These samples as an epoch has them."""
+        """Adds the epoch to each sample number when places are drawn in each epoch."""
         own: Numbers = samples.astype(np.int64)
         return own + epoch * len(self.boxes) if self.boxes.places.drawn else own
 
@@ -244,7 +244,7 @@ class BoxBlocks:
         return self.boxes.of(self.numbers(samples, epoch)).corners
 
     def uses(self, numbers: Numbers, starts: Numbers) -> tuple[NDArray[np.int32], Numbers]:
-        """The blocks that the samples of each step touch, each once, in order; and where each step begins."""
+        """Returns the blocks that each step touches, each once and in order, and where each step begins."""
         counts, found = [np.zeros(1, np.int64)], [np.empty(0, np.int32)]
         every = max(1, int(self.tiles.prod(1).sum()))
         for steps in self._some(starts):
@@ -263,7 +263,7 @@ class BoxBlocks:
             yield starts[begin : end + 1]
 
     def _touched(self, corners: Numbers) -> tuple[Numbers, Numbers]:
-        """Each block that each of these boxes touches, and which of the boxes that is."""
+        """Returns each block that each box touches, and the number of the box."""
         part, begin = corners[:, 0], corners[:, 1:]
         low = begin // np.array(self.block)
         wide = (begin + np.array(self.boxes.box) - 1) // np.array(self.block) - low + 1
@@ -294,7 +294,7 @@ def mix_words(words: Words) -> Words:
 
 
 def draw_places(seed: int, epoch: Numbers, samples: Numbers, room: Numbers) -> Numbers:
-    """For each sample and axis a number from 0 to its room: a function of (seed, epoch, sample, axis) alone."""
+    """Draws a number from 0 to `room` for each sample and axis, from (seed, epoch, sample, axis) alone."""
     words = mix_words(np.full(len(samples), seed % 2**64, np.uint64))
     words = mix_words(words ^ epoch.astype(np.uint64))
     words = mix_words(words ^ samples.astype(np.uint64))

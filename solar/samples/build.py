@@ -35,7 +35,7 @@ Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what i
 
 
 def group_rule(fields: Any, samples: Any) -> Groups | None:
-    """By what samples are found that are groups; None where they are not."""
+    """Returns the rule by which samples that are groups are found; None if they are not groups."""
     if not isinstance(samples, str) or samples in ("rows", "files"):
         return None
     every = leaves(fields)
@@ -46,7 +46,7 @@ def group_rule(fields: Any, samples: Any) -> Groups | None:
 def build(
     path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, together: bool
 ) -> tuple[Any, Sequence[SampleMap | None]]:
-    """The Layouts of the fields, in their structure; and of each of them where its samples lie."""
+    """Builds the layouts of the fields, in their structure, and the sample map of each."""
     if not isinstance(samples, str | Windows | Crops):
         raise ValueError(f"samples={samples!r}: {SAMPLES_MAY_BE}")
     if isinstance(samples, str) and samples not in ("rows", "files"):
@@ -87,7 +87,7 @@ def build(
 
 
 def _arranged(fields: Any, found: tuple[list[Layout], Any]) -> tuple[Any, Any]:
-    """The Layouts in the structure of the fields; and of each where its samples lie."""
+    """Puts layouts into the structure of the fields; returns them and their sample maps."""
     layouts = iter(found[0])
     return mapped(fields, lambda _: next(layouts)), found[1]
 
@@ -99,7 +99,7 @@ def field_files(field: Any, path: Paths) -> Paths:
 def map_fields(
     path: Paths, layouts: list[Layout], given: list[Field | None], samples: Any, looking: dict[str, Any]
 ) -> list[SampleMap | None]:
-    """Where the samples of each dataset lie: in windows, in boxes, or (None) each is a row."""
+    """Builds the sample map that `samples=` and the fields ask for; None if each sample is a row."""
     steps = [None if field is None else field.steps for field in given]
     slices = [None if field is None or field.axis is None else make_slices(field.axis, field.steps) for field in given]
     crops, along = isinstance(samples, Crops), any(slices)
@@ -149,7 +149,7 @@ def make_slices(axis: int | tuple[int, ...], steps: Steps) -> Slices:
 
 
 def _every(samples: Any) -> int:
-    """From one window along an axis to the next. LayoutError for what Windows say of rows alone."""
+    """Returns the distance between windows along an axis. Raises LayoutError for options of rows alone."""
     if not isinstance(samples, Windows):
         return 1
     if samples != Windows(samples.every):
@@ -158,7 +158,7 @@ def _every(samples: Any) -> int:
 
 
 def masked(where: Where, layouts: Sequence[Layout], own: Sequence[SampleMap | None]) -> NDArray[np.int64]:
-    """The samples that a mask of the rows leaves, of windows those whose place it leaves. LayoutError where none is."""
+    """Returns the samples that a mask of the rows leaves. Raises LayoutError if it leaves none."""
     lies = own[0]
     first = by_sample(lies, layouts[0])
     at = f"{first.files[0]}: {first.title}"

@@ -97,7 +97,7 @@ class Volumes(NamedTuple):
 
 
 def crops_of(path: Any, layouts: Sequence[Layout], given: Crops, **looking: Any) -> list[Boxes]:
-    """The boxes of each of these datasets, which share their places. LayoutError where they do not fit."""
+    """Builds the boxes of datasets that share their places. Raises LayoutError if they do not fit."""
     look: Look = lambda name: inspect(path, name, **looking)  # noqa: E731
     k, rows = len(given.shape), given.volumes == "rows"
     own = [volumes_of(layout, k, rows) for layout in layouts]
@@ -123,7 +123,7 @@ class Slices(NamedTuple):
 
 
 def slice_maps(layouts: Sequence[Layout], given: Sequence[Slices | None], every: int = 1) -> list[Boxes | None]:
-    """What samples are along such axes of these datasets; None: rows, of which there must be as many.
+    """Builds the sample maps of slices along other axes; None for rows, which must be as many.
 
     Windows lie `every` so many steps, wherever the steps of all fields have room.
     """
@@ -244,7 +244,7 @@ def _check_voxels(layout: Layout, box: tuple[int, ...]) -> None:
 
 
 def _boxes(layout: Layout, places: Places, k: int, rows: bool) -> Boxes:
-    """How a dataset is cut at such places; k = 0: a row of it is taken whole."""
+    """Builds the boxes of a dataset at these places; with k = 0 each row is taken whole."""
     rank = len(layout.shape)
     own = rank - k
     heights = (1,) if rows else (_same_rows(layout, "all are taken"),) if own else ()
@@ -294,7 +294,7 @@ def crop_places(look: Look, layout: Layout, whole: Volumes, given: Crops) -> Pla
 
 
 def _centres(look: Look, name: str) -> Layout:
-    """The dataset that tells centres; LayoutError with the word that was meant, where there is none."""
+    """Returns the dataset of centres. Raises LayoutError, with the nearest name, if there is none."""
     try:
         return look(name)
     except LayoutError as error:
@@ -336,7 +336,7 @@ def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops
 
 
 def places_within(places: Places, mask: Layout, layout: Layout, whole: Volumes, given: Crops) -> Places:
-    """Of the places of a grid those whose boxes have enough voxels that are not 0."""
+    """Leaves the places of a grid whose boxes have enough voxels that are not 0."""
     rows, k = given.volumes == "rows", len(given.shape)
     own = volumes_of(mask, k, rows)
     if own != whole or len(mask.shape) != k + rows:

@@ -38,7 +38,7 @@ from solar.values import Layout
 
 
 def one_by_one(kind: type[Any]) -> Callable[[Any, Iterable[int]], list[Any]]:
-    """`__getitems__` of a class that makes its samples in `__getitem__`.
+    """Returns `__getitems__` for a class that makes its samples in `__getitem__`.
 
     Not H5Dataset's own: that is what `super().__getitems__` means there.
     """
@@ -170,7 +170,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             self._name += f" in {files[0]}"
         self.chosen = None if where is None else masked(where, leaves(self.layouts), own)
         self.epoch = 0
-        self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
+        self._opened: list[Any] = []  # Reading, or RaggedFieldReader; for the process `_process`
         self._straight: list[Any] = []
         self._process = -1
 
@@ -213,7 +213,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return self.start_rows(rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """Says of which epoch the samples are that are asked for here, where places are drawn anew in each.
+        """Sets the epoch of the samples that are read here, for places that are drawn in each epoch.
 
         solar's loader knows it by itself, and does not look at this.
         """
@@ -225,11 +225,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return any(own is not None and own.drawn for own in leaves(self.extents))
 
     def numbered(self, rows: Array, epoch: int) -> Array:
-        """These samples as an epoch has them: where places are drawn in each, their numbers tell which it is."""
+        """Adds the epoch to each sample number when places are drawn in each epoch."""
         return rows + epoch * self.numbers if self.draws else rows
 
     def start_rows(self, rows: Array) -> PendingBatch:
-        """start_batch for rows that `checked` gave."""
+        """Starts reading the rows that `checked` returned."""
         self.opened()
         fields = []
         for one in self._straight:
@@ -237,11 +237,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return PendingBatch(self.layouts, self.in_order(fields), constants_of_batch([self], None, rows))
 
     def rows_of(self, samples: Array) -> Array:
-        """The row that each of these samples is, or has its place at."""
+        """Returns the row at which each sample begins."""
         return first_rows(leaves(self.extents)[0], samples, self.numbers) if self.numbers else samples
 
     def locate(self, sample: Any) -> Location:
-        """Where a sample lies: its file, its row there, and its group; of an array of samples, arrays of these.
+        """Returns the file, row and group of a sample; for an array of samples, arrays of them.
 
         Of a window the row is that of its place, of a box or a ragged sample its first row. Rows of groups are counted
         in their group, whose name is empty in other files.
@@ -264,22 +264,22 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return found if np.ndim(sample) else Location(files[0], int(rows[0]), groups[0])
 
     def lines(self, samples: Array) -> LocatedRows:
-        """Where these samples lie, counted with those that `where` leaves out; as the first field of these files."""
+        """Returns the places of samples, which are counted with those that `where` leaves out."""
         layout, own = self._first()
         return locate(own, layout, samples if own is not None else samples % max(1, self.numbers))
 
     def _first(self) -> tuple[Layout, SampleMap | None]:
-        """The first field that is not of another file, and where its samples lie."""
+        """Returns the first field that is not of another file, and its sample map."""
         return leaves(self.layouts)[self._main], leaves(self.extents)[self._main]
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The rows that indices mean, counted from 0. IndexError for an index out of range."""
+        """Returns the rows of indices, counted from 0. Raises IndexError for an index out of range."""
         rows = checked_rows(np.array(indices), H5Dataset.__len__(self), self._name)  # a copy: others may change theirs
         return rows if self.chosen is None else self.chosen[rows]
 
     @property
     def reads(self) -> list[Read]:
-        """What is read: a dataset for each field, but one for all windows, or all columns, of the same dataset."""
+        """Returns the datasets to read: one for each field, but one for all windows or columns of a dataset."""
         found: dict[Any, Read] = {}
         every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
         for number, (layout, own, field) in enumerate(every):
@@ -297,12 +297,12 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return list(found.values())
 
     def in_order(self, fields: Sequence[Any]) -> list[Any]:
-        """The fields in their own order, given in that of `reads`."""
+        """Sorts fields from the order of `reads` into their own."""
         numbers = [number for read in self.reads for number in read.fields]
         return [field for _, field in sorted(zip(numbers, fields, strict=True), key=itemgetter(0))]
 
     def by_field(self, values: Sequence[Any]) -> list[Any]:
-        """What a buffer gives for `reads`, one item for each field in its own order; columns share the rows."""
+        """Returns one item for each field, from one for each of `reads`; columns share their rows."""
         given, found = iter(values), list[Any]()
         for read in self.reads:
             count = len(read.fields)
@@ -310,7 +310,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return self.in_order(found)
 
     def opened(self) -> list[Any]:
-        """The readers of `reads`, one each. Each process makes its own."""
+        """Returns the readers of `reads`. Each process makes its own."""
         if self._process != os.getpid():
             given = leaves(self.fields)
             kept = self._page_cache, self.tier
@@ -368,7 +368,7 @@ def start_together(
 
 
 def constants_of_batch(datasets: Sequence[H5Dataset], which: Array | None, rows: Array) -> ConstantsOfBatch | None:
-    """What a batch of these samples has beside what is read for it; None: nothing."""
+    """Returns the constants of a batch of these samples; None if there are none."""
     if datasets[0].constants is None:
         return None
     files, parts = np.empty((2, len(rows)), np.int64)
@@ -379,7 +379,7 @@ def constants_of_batch(datasets: Sequence[H5Dataset], which: Array | None, rows:
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:
-    """Whether samples of both may stand in one batch, made in the same way."""
+    """Returns whether samples of both datasets can be in one batch."""
     if (one.transform, one.thread_safe) != (other.transform, other.thread_safe):
         return False
     if (one.constants and one.constants.facts) != (other.constants and other.constants.facts):
@@ -399,7 +399,7 @@ def _facts(layout: Layout, own: SampleMap | None) -> tuple[Any, ...]:
 
 
 def bind_fields(fields: Any, layouts: Any, extents: Any) -> Any:
-    """For every layout its Field or None, in the structure of the layouts. LayoutError where a Field does not fit."""
+    """Returns the Field of each layout, or None, in their structure. Raises LayoutError if one does not fit."""
     given, lying = iter(leaves(fields)), iter(leaves(extents))
 
     def checked(layout: Layout) -> Field | None:

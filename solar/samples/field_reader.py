@@ -29,20 +29,20 @@ class Read(NamedTuple):
 
     @property
     def rows(self) -> RowWindows | None:
-        """Which rows samples are made of; None where each is one, or of unequal length, or a box."""
+        """Returns the rows of samples that are windows; None for other kinds."""
         return None if self.extents is None else self.extents.shared
 
 
 @dataclass(frozen=True)
 class FieldReader:
-    """What reads a dataset, and the Fields that come of it; None: as stored."""
+    """Reads a dataset, and converts it as its Fields say; None leaves it as stored."""
 
     rows: Rows
     fields: list[Field | None]
     extents: SampleMap | None = None
 
     def straight(self, page_cache: bool | None) -> FieldReader:
-        """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
+        """Returns a reader that decodes to float32, if the one Field asks for nothing else; otherwise this."""
         if len(self.fields) > 1 or self.rows.boxes is not None:
             return self
         layout, field = straight(self.rows.layout, self.fields[0])
@@ -74,7 +74,7 @@ class FieldReader:
     def pending(
         self, parts: list[Pending], places: np.ndarray[Any, Any], pick: Callable[[Any], Any] | None = None
     ) -> list[PendingField]:
-        """The fields of what is read in these parts, of samples with their places at these rows."""
+        """Returns the fields of samples that are being read in these parts."""
         if len(self.fields) == 1:
             return [PendingField(parts, self.fields[0], places, pick)]
         first = PendingField(parts, self.fields[0], places, lambda values: self._part(values, 0))
@@ -90,7 +90,7 @@ class FieldReader:
 def picking(
     maps: Sequence[tuple[SampleMap | None, Array, np.ndarray[Any, Any] | None]], samples: int
 ) -> Callable[[Any], Any] | None:
-    """What takes the rows of each sample that belong to it out of those that were read; None where all do.
+    """Returns a function that leaves the picked rows of each sample; None if no rows are picked.
 
     A batch has samples of several data sets: of each the map, their numbers, and their places in the batch.
     """

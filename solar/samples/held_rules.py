@@ -35,7 +35,7 @@ def rule_of(read: Read, part: int, groups: Any) -> tuple[list[Any], str]:
 
 
 def layout_of(files: Any, told: dict[str, Any]) -> Layout:
-    """What is held of these files: rows, or what boxes or samples of unequal length are cut of."""
+    """Returns the layout that a job holds: rows, or blocks out of which samples are cut."""
     how, name = told["held"], told["name"]
     if how == ["rows"]:
         rows: Layout = inspect(files, name, samples="files" if told["per_file"] else "rows")
@@ -63,7 +63,7 @@ def layout_of(files: Any, told: dict[str, Any]) -> Layout:
 
 
 def layout_of_groups(files: Any, how: list[Any]) -> Layout:
-    """What is held of one dataset of each of many groups: a row of each, or blocks of their rows."""
+    """Returns the layout held of a dataset of many groups: a row of each, or blocks of rows."""
     if [type(one) for one in how] != [str, str, list, list, int] or not 0 <= how[4] < len(how[2]) == len(how[3]):
         raise Fault("groups that are told as none are")
     if len(how[2]) > MOST_NAMES or not all(isinstance(name, str) for name in how[2]):
@@ -91,7 +91,7 @@ def windows_of(arrays: list[NDArray[Any]]) -> RowWindows:
 
 
 def window_arrays(extents: RowWindows) -> list[NDArray[np.int64]]:
-    """The arrays that tell them."""
+    """Returns the arrays by which a job sends windows."""
     steps: list[int] = []
     for one in extents.fields:
         steps += [-1] if one is None else [len(one), *one]

@@ -16,7 +16,7 @@ from solar.values import Layout
 
 
 def joined_of(layouts: Sequence[Layout], given: Sequence[Field | None]) -> list[RowWindows | None]:
-    """Of each field the rows that its samples are; None: those of these numbers. LayoutError where they do not join."""
+    """Returns the rows of each field's samples; None if they have the same numbers. Raises LayoutError."""
     first = next((layout for layout, field in zip(layouts, given, strict=True) if not (field and field.file)), None)
     if first is None:
         raise LayoutError(
@@ -63,7 +63,7 @@ def joined_rows(layout: Layout, field: Field | None, first: Layout) -> RowWindow
 
 
 def row_keys(layout: Layout, by: str) -> NDArray[Any]:
-    """The key of each row."""
+    """Returns the key of each row."""
     keys: NDArray[Any] = read(list(layout.files), by)
     if keys.shape != (layout.samples,):
         raise LayoutError(

@@ -48,7 +48,7 @@ class PendingField:
         return self.own(values)
 
     def own(self, values: Any) -> Any:
-        """What this field has of the values that were read."""
+        """Returns the part of the values that belongs to this field."""
         return values if self._cut is None else self._cut(values)
 
 
@@ -67,7 +67,7 @@ class PendingBatch:
             self.converts |= one.field is not None
 
     def counts(self) -> dict[str, int]:
-        """What reading it took, once it has arrived."""
+        """Returns the counts of reading it, once it has arrived."""
         counts: dict[str, int] = {}
         for one in self.fields:
             for part in one.parts:
@@ -95,7 +95,7 @@ class PendingBatch:
 
 
 def for_user(values: Array) -> Any:
-    """Values as the user gets them: arrays of numbers, tensors of bfloat16 (numpy has none), lists of all else."""
+    """Returns values as the user gets them: arrays of numbers, tensors of bfloat16, lists of all else."""
     if not isinstance(values, np.ndarray):  # of samples of unequal length
         return values
     if values.dtype == BFLOAT16:
@@ -104,7 +104,7 @@ def for_user(values: Array) -> Any:
 
 
 def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
-    """Counts added up by name."""
+    """Adds counts by name."""
     sums = dict(counts)
     for name, value in others.items():
         sums[name] = sums[name] + value if name in sums else value

@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
 
 class SingleNode:
-    """A service by itself."""
+    """A service of one node."""
 
     rank, ranks = 0, 1
     called = False  # another node has begun what all do together
@@ -45,33 +45,33 @@ class SingleNode:
         self._data = data
 
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
-        """Called before anything else: what is notified when others have called, and what ends its hall."""
+        """Called before anything else: what is notified when others have called, and what ends its shared reader."""
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
-        """What each node says, in the order of their ranks. All call it together. ReadError where one ends.
+        """Returns what each node says, in the order of ranks. All call it together. Raises ReadError if one ends.
 
         `or_none`: also where one ends, all of them come back from it, or none does.
         """
         return [Said(value, arrays)]
 
     def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """What this node plans of these."""
+        """Returns the pieces that this node plans."""
         return list(pieces)
 
     def uses(self, own: Iterable[SampleUses]) -> list[SampleUses]:
-        """What the jobs of each node want of a window, of which this node wants these stretches."""
+        """Exchanges what the jobs of each node want of a window."""
         return []
 
     def divided(self, own: SampleUses, of_nodes: list[SampleUses], begin: int, end: int) -> PassUses:
-        """This node's part of these steps."""
+        """Returns this node's part of these steps."""
         return PassUses(own._replace(places=self._data.within(own)), own, sizes_=self._data.slots(own))
 
     def run(self) -> dict[str, Any]:
-        """What the others have to know before a Run begins."""
+        """Tells the other nodes what they must know before a Run begins."""
         return {}
 
     def running(self, made: Steps, how: dict[str, Any]) -> Steps:
-        """What carries out this node's part, as the first node says how."""
+        """Returns the run of this node's part, as the first node decides."""
         return made
 
     def waiting(self, here: bool) -> bool:
@@ -79,11 +79,11 @@ class SingleNode:
         return False
 
     def end(self, why: str) -> None:
-        """This node takes part no more."""
+        """Ends the part of this node."""
 
 
 class ClusterMessages(Protocol):
-    """What carries words between the nodes, and makes Mail for samples."""
+    """Carries messages between the nodes, and makes bulk channels for samples."""
 
     rank: int
     ranks: int
@@ -96,7 +96,7 @@ class ClusterMessages(Protocol):
 
 
 class Cluster:
-    """One of several services, as far as one data set goes. They do the same things one after another: see `all`."""
+    """One of several services that read a data set as one. All of them do the same things in turn: see `all`."""
 
     def __init__(self, letters: ClusterMessages, data: SharedData, number: int) -> None:
         self.key, self.number = data.facts, number  # of the data; and how often they had begun with them
@@ -126,7 +126,7 @@ class Cluster:
         return any(number == self._round for number, _ in self._came)
 
     def came(self, rank: int, number: int, said: Said) -> None:
-        """A letter from another node, for this round or the next."""
+        """Takes a message from another node, for this round or the next."""
         with self._changed:
             self._came[number, rank] = said
             self._changed.notify_all()
@@ -141,7 +141,7 @@ class Cluster:
             return len(self._ended) == self.ranks - 1
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
-        """Letters of a node come in the order in which it told them, and the last one says that it ends.
+        """Messages of a node come in the order in which it told them, and the last one says that it ends.
 
         So where all had told this before they ended, all of them find that, and where one had not, none does.
         """
@@ -240,7 +240,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def join_fields(made: PassUses, fields: int) -> PassUses:
-    """What was divided field by field, as steps whose memory has places for the field that needs most."""
+    """Joins uses that were divided field by field into steps, with places for the field that needs most."""
     assert made.parcels is not None
     planned, batches = (one._replace(starts=one.starts[::fields]) for one in (made.planned, made.batches))
     own, sizes = (one.reshape(-1, fields).max(1, initial=0) for one in (made.parcels.sizes, made.sizes))
@@ -249,7 +249,7 @@ def join_fields(made: PassUses, fields: int) -> PassUses:
 
 
 def _steps_of(uses: SampleUses, begin: int, end: int) -> SampleUses:
-    """These of its steps, as far as it has them."""
+    """Returns these of its steps, as far as it has them."""
     every = len(uses.starts) - 1
     starts = uses.starts[min(begin, every) : min(end, every) + 1]
     here = slice(int(starts[0]), int(starts[-1]))

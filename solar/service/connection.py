@@ -48,7 +48,7 @@ class ServiceConnection:
     def ask(
         self, message: dict[str, Any], wanted: str, descriptors: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """The answer, and the descriptors that came with it. Refused, or ReadError where there is none."""
+        """Sends a question; returns the answer and its descriptors. Raises Refused, or ReadError without an answer."""
         with self._lock:
             return service_sockets.ask(self._peer, self.path, message, wanted, descriptors)
 
@@ -77,5 +77,5 @@ class ServiceConnection:
                     self._peer.settimeout(ANSWER_WITHIN)
 
     def close(self) -> None:
-        """Takes leave; a service sees that."""
+        """Closes the connection; the service sees that."""
         self._peer.close()

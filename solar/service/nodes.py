@@ -29,7 +29,7 @@ log = logging.getLogger("solar")
 
 LETTER_HEAD = struct.Struct("<I")  # bytes of the JSON text before the arrays
 MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
-SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
+SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for messages
 SAYS_SO = 1.0  # seconds after which one that has nothing to tell says that it is there
 SILENT, LOST = 5.0, 1800.0  # seconds without a word after which another is not waited for; and is given up
 ALL_END_WITHIN = 60.0  # seconds that others have to end, as long as they are heard
@@ -38,13 +38,13 @@ BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: to
 
 
 def several() -> int:
-    """How many services a launcher has begun together, of which this process is to be one; 1: it is by itself."""
+    """Returns how many services a launcher began together; 1 for one alone."""
     by, ranks = launched_ranks()
     return ranks if by in BY_PROCESSES else 1
 
 
 def met(files: Sequence[str], asked_for: str, memory: int) -> tuple[Peers, int]:
-    """The services of all nodes, and the memory that each of them has. PlanError where they do not fit each other."""
+    """Meets the services of all nodes. Raises PlanError if they do not fit each other."""
     start_mpi(detect())
     found = peers("mpi")
     if found is None:
@@ -61,7 +61,7 @@ def met(files: Sequence[str], asked_for: str, memory: int) -> tuple[Peers, int]:
 
 
 def agreed(found: Peers, trouble: SolarError | None) -> None:
-    """Whether all services listen. Raises on all of them what is wrong with one."""
+    """Waits until all services listen. Raises an error of one on all of them."""
     try:
         found.meet("the sockets of services", {TROUBLE: None if trouble is None else str(trouble)}, {}, {}, MEET_WITHIN)
     except PlanError:
@@ -72,7 +72,7 @@ def agreed(found: Peers, trouble: SolarError | None) -> None:
 
 
 class Nodes:
-    """What a service tells those of other nodes, and hears of them. Any thread may tell; one listens."""
+    """The messages between the services of several nodes. Any thread may send; one listens."""
 
     def __init__(self, found: Peers) -> None:
         self.rank, self.ranks = found.rank, found.ranks
@@ -85,7 +85,7 @@ class Nodes:
         self._others = [rank for rank in range(self.ranks) if rank != self.rank]
         self._lock, self._posting = threading.RLock(), threading.Lock()
         self._halls: dict[tuple[str, int], Cluster] = {}  # until all nodes have ended them
-        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # letters to those that are to begin here
+        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # messages to those that are to begin here
         self._ended: dict[str, int] = {}  # by data, how often they have ended
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
         self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
@@ -107,7 +107,7 @@ class Nodes:
     # --- what this node tells ----
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Tells all other nodes. Letters of one come in the order in which it told them; after its last none does."""
+        """Sends to all other nodes. Messages of a node arrive in order; after its last there is none."""
         told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
         self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
@@ -125,13 +125,13 @@ class Nodes:
             return {one for of in self._open for one in of}
 
     def next_number(self) -> int:
-        """A number for Mail that is not in use, as this node counts."""
+        """Returns a number for a bulk channel that is not in use."""
         with self._lock:
             self._mails += 1
             return self._mails
 
     def mail(self, number: int) -> BulkChannel:
-        """The Mail of this number, by which samples go to other nodes."""
+        """Returns the bulk channel of this number, over which samples go to other nodes."""
         return self._mail(number)
 
     # --- data that all read together ----
@@ -237,7 +237,7 @@ class Nodes:
             one.over(why, self._others)
 
     def _says_nothing(self) -> int | None:
-        """A rank that has said nothing for long."""
+        """Returns a rank that has sent nothing for long."""
         return next((rank for rank, seconds in self._silent.items() if seconds > SILENT), None)
 
     def _of_silent(self, rank: int) -> str:

@@ -21,7 +21,7 @@ clock = time.monotonic
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """What a batch takes, by what the last ones took; 0: that is not known. A break is no pace.
+    """Returns the typical seconds of a batch; 0 if unknown. A break is no pace.
 
     >>> typical([0.1, 0.1, 0.4, 0.2]), typical([1, 1, 1, 1, 1, 60]), typical([0.1])
     (0.2, 2.1666666666666665, 0.0)
@@ -33,12 +33,12 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 def step_of(seconds: Sequence[float], reading: float) -> float:
-    """What a step takes where nobody is held back, in seconds."""
+    """Returns the seconds of a step when nobody is delayed."""
     return max(LEAST_SECONDS, reading, min(filter(None, seconds), default=0.0))
 
 
 def rates(seconds: Sequence[float], reading: float) -> list[float]:
-    """How many batches a step each is to have, whose own batches take so long; `reading` is what a step takes to read.
+    """Returns how many batches a step each job gets, from the seconds of its own batches.
 
     The fastest has one in each, and nobody is to be faster than what can be read. Who is not known yet is fast.
 
@@ -55,7 +55,7 @@ def rates(seconds: Sequence[float], reading: float) -> list[float]:
 
 
 class StragglerPolicy:
-    """How long one may hold back others, and what is seen of that, and of how fast is read, since the last plan."""
+    """How long a job may delay the others, and what was measured of that since the last plan."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -102,7 +102,7 @@ class StragglerPolicy:
         self._lost += full if planned or elsewhere else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
-        """Whom the others go on without. `holders` are those for whom the oldest step is kept now."""
+        """Returns the jobs that the others go on without. `holders` are those for whom the oldest step is kept."""
         self._holders = holders
         return [one for one in holders if max(one.held, one.stood) > self._of(one, members)]
 
@@ -113,12 +113,12 @@ class StragglerPolicy:
         return min(max(least, 4 * typical(member.lately)), LONGEST * self.seconds)
 
     def _is_late(self, member: Member) -> bool:
-        """Whether it is slower than planned. Who sets the pace of all is not: others wait for their step."""
+        """Returns whether a job is slower than planned. The job that sets the pace of all is not."""
         own = typical(member.lately)
         return not own or own * member.rate > ALIKE * self._step
 
     def rates(self, members: Sequence[Member]) -> list[float]:
-        """How many batches a step each is to have."""
+        """Returns how many batches a step each job gets."""
         reading = (self._passed - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
         seconds = [typical(one.lately) for one in members]
         self._wanted = step_of([*seconds, self.elsewhere], reading) if any(seconds) else 0.0

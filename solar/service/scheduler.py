@@ -50,14 +50,14 @@ SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is ch
 
 
 class PlannedWindow(NamedTuple):
-    """A step that the Run was told of."""
+    """A step that was given to the Run."""
 
     slots: int  # samples that its memory has
     shares: list[Share]
 
 
 class Scheduler:
-    """What is held of one data set, in a part of all the memory, and what is told the Run. Planning is one thread.
+    """Plans what is held of one data set, in its part of the memory, and gives it to the Run. One thread plans.
 
     With services of other nodes all plan the same steps, each what lies at its home. What they decide together they
     decide by what each has told: so all come to the same.
@@ -117,7 +117,7 @@ class Scheduler:
             del window
 
     def _here(self) -> list[WindowShare]:
-        """Who wants batches that are not planned, and which."""
+        """Returns the jobs that want batches that are not planned, and which batches."""
         there = [one for one in self.members if not one.left]
         for one, rate in zip(there, self.slack.rates(there), strict=True):
             one.skip(int(len(self._steps) * rate))
@@ -141,7 +141,7 @@ class Scheduler:
     # --- what ----
 
     def _window(self, here: list[WindowShare]) -> Window | None:
-        """What is planned now, of all nodes; None where nobody wants anything."""
+        """Returns the window to plan now, of all nodes; None if no job wants anything."""
         begin, nbytes = time.monotonic(), self.opened.sample_nbytes
         rows = max(piece.slots for piece in self.opened.pieces)
         pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
@@ -207,7 +207,7 @@ class Scheduler:
                 one.member.detach("the batches of the jobs of all nodes have no room on their way")
 
     def _make_room(self, most: int, step: int) -> None:
-        """Gives the ring what steps need. It never gets less.
+        """Gives the ring the memory that steps need. It never shrinks.
 
         With a larger one all that is held is read again, by a new Run: so room for two steps is enough, unless samples
         are read straight into them. Trainings of one order that come out of step want more in each.
@@ -283,7 +283,7 @@ class Scheduler:
         self.changed.notify_all()
 
     def _begin_run(self, parts: list[RunPart], how: dict[str, Any]) -> None:
-        """A Run whose parts hold other things than those of the last one, which is let come to its end."""
+        """Begins a Run that holds other data than the last one, which is left to end."""
         with self.changed:
             self.changed.wait_for(lambda: self._closing or not self._steps)
             if self._closing:

@@ -27,7 +27,7 @@ ITS_OWN = 1 << 62  # bytes: whether a service's memory is enough it says itself
 
 
 class ServedBuffer(LoaderBuffer):
-    """A loader's buffer where a service may have one for all: then that is its own."""
+    """The buffer of a loader whose samples a service may read: then the service has the buffer."""
 
     def __init__(self, service: str, *of_buffer: Any) -> None:
         self._service = service
@@ -74,7 +74,7 @@ class ServedBuffer(LoaderBuffer):
         return super().room(beneath, course, order, own, replaced)
 
     def _found(self, beneath: SampleSource, order: Any) -> ServiceConnection | None:
-        """A connection to the service that is named, or to one of this user's; None, and why, where there is none."""
+        """Connects to the named service, or to one of this user; returns None and the reason if there is none."""
         if why := not_held(beneath, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
@@ -157,7 +157,7 @@ class ServedBuffer(LoaderBuffer):
         return self._counts()["served"] > 0
 
     def held(self) -> str:
-        """Who read the batches, where a service did."""
+        """Describes who read the batches, if a service did."""
         counts = self._counts()
         if not counts:
             return super().held()

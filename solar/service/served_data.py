@@ -23,7 +23,7 @@ Uses = tuple[NDArray[np.int64] | None, NDArray[np.int32]]  # the H5Dataset of ea
 
 @dataclass(frozen=True)
 class ServedData:
-    """What a loader has a service hold: pieces, those of one H5Dataset after those of another, and what reads them.
+    """The pieces that a service holds for a loader, dataset after dataset, and their readers.
 
     Boxes, and samples of unequal length, are cut of blocks. A service holds the blocks, and the loader cuts.
     """
@@ -99,7 +99,7 @@ class ServedData:
 
 
 def served_data(beneath: SampleSource) -> ServedData:
-    """What this loader has a service hold."""
+    """Returns the pieces that a service holds for this loader."""
     rows, boxes = list[Rows](), list[Rows | None]()
     for dataset in beneath.datasets:
         for opened in dataset.opened():
@@ -110,7 +110,7 @@ def served_data(beneath: SampleSource) -> ServedData:
 
 
 def told_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
-    """The same as a service is told it."""
+    """Returns the same as it is sent to a service."""
     values, arrays = [], list[NDArray[Any]]()
     datasets, cut = len(beneath.datasets), beneath.boxes or beneath.ragged
     for at, dataset in enumerate(beneath.datasets):
@@ -126,7 +126,7 @@ def told_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[A
 
 
 def held_layouts(dataset: H5Dataset) -> list[tuple[Layout, Any, list[Any], str]]:
-    """Each Layout that is held, what samples are in it, and by which rule and of which name a service finds it."""
+    """Returns each layout that is held, its held map, and the rule and name by which a service finds it."""
     return [
         (layout, own, *rule_of(read, part, dataset.groups))
         for read, opened in zip(dataset.reads, dataset.opened(), strict=True)

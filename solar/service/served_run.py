@@ -31,7 +31,7 @@ FAR_OFF = 1 << 62  # a batch that there is not
 
 
 class ServedUses(NamedTuple):
-    """Batches one after another, as uses of what is held, and of samples."""
+    """Batches in order, as uses of what is held and of samples."""
 
     base: int  # number of the first
     uses: SampleUses
@@ -39,7 +39,7 @@ class ServedUses(NamedTuple):
 
 
 class ServedRun:
-    """The batches of passes, one after another: copied from what a service reads, or read alone where it does not."""
+    """The batches of passes in order: copied from what a service reads, or read alone."""
 
     parts: tuple[Any, ...] = ()
     nbytes = 0
@@ -87,7 +87,7 @@ class ServedRun:
             self._changed.notify_all()
 
     def _needed(self) -> int:
-        """The first batch that is still to be got, or to be put together."""
+        """Returns the first batch that is still to be fetched or assembled."""
         return min([self._next, *self._here])
 
     def _more(self, base: int, uses: SampleUses) -> None:
@@ -112,7 +112,7 @@ class ServedRun:
         return None
 
     def _join(self, first: int) -> None:
-        """Becomes a member for all batches from here on, of which it reads the first one itself."""
+        """Joins for all batches from here on, and reads the first one itself."""
         door = self._door
         if door is None:
             return
@@ -143,7 +143,7 @@ class ServedRun:
             self._more(number, one)
 
     def _lost(self, why: Exception) -> None:
-        """There is no service any more."""
+        """Notes that the service is gone."""
         door, self._door, self._guest = self._door, None, None
         if door is not None and not self._closing:
             log.warning("%s: the rest of this pass is read alone", why)
@@ -186,7 +186,7 @@ class ServedRun:
                 self._changed.notify_all()
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
-        """The batch from the service; None where it is to be read alone."""
+        """Returns the batch from the service; None if it is to be read alone."""
         guest, own = self._guest, number - self._first
         if guest is None or number >= self._refused:
             return None
@@ -223,7 +223,7 @@ class ServedRun:
         return self._closing or stopped.is_set() or not self._alive()
 
     def _alive(self) -> bool:
-        """Whether the service is there. It sends nothing unasked: what comes is its end."""
+        """Returns whether the service is there. It sends nothing unasked, so anything to read is its end."""
         door = self._door
         if door is None:
             return False
@@ -326,7 +326,7 @@ class ServedRun:
                 self._changed.notify_all()
 
     def forget(self, number: int) -> None:
-        """Drops a batch that nobody will ask for."""
+        """Drops a batch that will not be taken."""
         with self._changed:
             self._unwanted.add(number)
         self.let_go(number)
@@ -349,7 +349,7 @@ class ServedRun:
         self.close()
 
     def close(self) -> None:
-        """Takes leave of the service; its connection stays for the next run."""
+        """Leaves the service; the connection stays for the next run."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -52,7 +52,7 @@ TICK = 0.05
 
 @dataclass(eq=False)
 class Client:
-    """A job that has connected, and what it has asked for."""
+    """A job that has connected, and its requests."""
 
     peer: socket.socket
     name: str = ""
@@ -65,7 +65,7 @@ class Client:
 
 
 class Service:
-    """Reads the files for all jobs that come. `run` ends when it is told to stop."""
+    """Reads files for all jobs that connect. `run` returns after `stop`."""
 
     def __init__(
         self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None,
@@ -121,7 +121,7 @@ class Service:
             self._forget(caller)
 
     def stop(self) -> None:
-        """Has `run` end."""
+        """Makes `run` return."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -325,7 +325,7 @@ class Service:
         return {"is": "stopping"}, []
 
     def status(self) -> dict[str, Any]:
-        """Who is there, and what was read and handed on."""
+        """Returns the jobs, and what was read and handed out."""
         with self._lock:
             halls, callers = self._halls.each(), len(self._callers)
         jobs = []

@@ -133,7 +133,7 @@ class SharedData:
 
 
 def data_digest(values: Any, arrays: list[NDArray[Any]]) -> str:
-    """A name for what the data that a job tells are."""
+    """Returns a name for the data that a job describes."""
     sha = hashlib.sha256(repr(values).encode())
     for one in arrays:
         sha.update(f"{one.dtype.str}{len(one)}".encode())
@@ -142,7 +142,7 @@ def data_digest(values: Any, arrays: list[NDArray[Any]]) -> str:
 
 
 def open_data(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> SharedData:
-    """The data that a job tells. Refused where they are not served here, or are others by now."""
+    """Opens the data that a job describes. Raises Refused if they are not served here, or have changed."""
     if not isinstance(values, list) or not 1 <= len(values) <= MOST_PIECES:
         raise Fault("data are a list of pieces")
     pieces, rows = [], []

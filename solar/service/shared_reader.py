@@ -40,7 +40,7 @@ BEGINS = 1  # batches of its own that each reads while it joins
 
 
 class SharedReader(Scheduler):
-    """The jobs of one data set, with their part of all the memory."""
+    """The jobs that read one data set, with their part of the memory."""
 
     def __init__(
         self, opened: SharedData, memory: int, of_all: int, slack: float, together: Cluster | SingleNode | None = None
@@ -63,7 +63,7 @@ class SharedReader(Scheduler):
     # --- who is there ----
 
     def join(self, name: str, process: int, first: SampleUses, most: int, lately: deque[float]) -> Member:
-        """A job that wants these batches, of up to so many samples, and what they took lately. Refused: no room."""
+        """Adds a job that wants these batches. Raises Refused if there is no room."""
         if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
             raise Fault("a batch is larger than told")
         with self.changed:
@@ -88,7 +88,7 @@ class SharedReader(Scheduler):
         return member
 
     def more(self, member: Member, uses: SampleUses) -> None:
-        """It wants these batches after all that it has told."""
+        """Adds batches to the end of a job's order."""
         if int(uses.sizes.max()) > member.most or int(self.opened.slots(uses).max()) > member.slots:
             raise Refused("these batches are larger than those before", again=True)
         with self.changed:
@@ -96,7 +96,7 @@ class SharedReader(Scheduler):
             self._tell()
 
     def leave(self, member: Member) -> None:
-        """It takes no more."""
+        """Removes a job."""
         with self.changed:
             member.left = True
             self.members = [one for one in self.members if one is not member]
@@ -170,7 +170,7 @@ class SharedReader(Scheduler):
     # --- batches ----
 
     def _cry(self) -> None:
-        """Takes what the Run makes, and announces it."""
+        """Takes batches from the Run, and announces them."""
         while True:
             with self.changed:
                 self.changed.wait_for(self._may_cry)
@@ -217,7 +217,7 @@ class SharedReader(Scheduler):
                 self.handed += one.nbytes if fields is not None else 0
 
     def _keep(self) -> None:
-        """Gives back what all have copied, and leaves those behind who hold back others."""
+        """Frees the batches that all have copied, and leaves stragglers behind."""
         while not self._closing:
             select.select([self.bell], [], [], TICK)
             with suppress(BlockingIOError):
@@ -245,7 +245,7 @@ class SharedReader(Scheduler):
         self._give_back()
 
 
-# Halls: the data sets that jobs read at a time, each with its part of the memory.
+# SharedReaders: the data sets that jobs read at a time, each with its part of the memory.
 
 
 RESTS = 30.0  # seconds for which data are left to their jobs that could not be read
@@ -253,12 +253,14 @@ SMALLEST_PART = 16  # no data set has less than one part of so many, as long as 
 
 
 class SharedReaders:
-    """A Hall for each data set that somebody reads. The memory is divided anew when another data set comes."""
+    """A shared reader for each data set in use. The memory is divided anew when a data set is added."""
 
     def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
         self.memory, self.slack, self._nodes = memory, slack, nodes
         self._halls: dict[str, SharedReader] = {}  # by the facts of the data
-        self._known: dict[str, SharedData] = {}  # so, too: all that is wanted, also while its hall is made anew
+        self._known: dict[
+            str, SharedData
+        ] = {}  # so, too: all that is wanted, also while its shared reader is made anew
         self._before = Counter[str]()  # counts of those that are over
         self._over = False
         self._lock = threading.Lock()
@@ -279,7 +281,7 @@ class SharedReaders:
         return self._known.get(facts)
 
     def of(self, data: SharedData, wanted: Collection[str]) -> SharedReader:
-        """The hall of these data; `wanted` are the facts of all that those who are there have opened.
+        """The shared reader of these data; `wanted` are the facts of all that those who are there have opened.
 
         Where it has to be made, others end whose part of the memory is now another. Their jobs join again. One that
         nobody takes part in is made anew where its part would be another.

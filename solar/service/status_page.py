@@ -109,7 +109,7 @@ def _head(moments: Sequence[Moment]) -> str:
 
 
 def rate_lines(moments: Sequence[Moment]) -> Iterator[str]:
-    """Two lines: what is read, and what is handed on. What was counted anew since (a hall that ended) is none."""
+    """Two lines: what is read, and what is handed out. Counts that began anew (a shared reader ended) are left out."""
     ages, span = _ages(moments)
     both: dict[str, list[tuple[float, float]]] = {"read": [], "handed": []}
     for before, one, age in zip(moments, moments[1:], ages[1:], strict=False):

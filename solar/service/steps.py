@@ -46,7 +46,7 @@ class Steps:
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The memory of the next step, whose number this is. Late after so many seconds; the error of one that failed.
+        """Returns the memory of the next step. Raises WaitTimeout after so many seconds, or the error of the step.
 
         A step that failed was taken, too.
         """
