@@ -69,7 +69,7 @@ def _seconds(of: ShuffledUses, units: Units, batch: int, memory: int) -> dict[st
     known = (of, units, ALONE)
     return {
         "torch": policies.torch(*known, batch=batch, storage=DISK).seconds,
-        "pinned": policies.pinned_policy(*known, batch=batch, storage=DISK, memory=memory).seconds,
+        "pinned": policies.pinned(*known, batch=batch, storage=DISK, memory=memory).seconds,
         "solar_paper": policies.solar_paper(*known, batch=batch, storage=DISK, memory=memory).seconds,
         "solar": predicted(of, units, DISK, batch=batch, memory=memory, epochs=EPOCHS).seconds,
     }

@@ -392,7 +392,7 @@ def test_a_long_plan_says_so_where_nobody_looks_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("solar.io.channels.progress.LINE_EVERY", 0.01)
-    real, asked_ = compare.planned, []
+    real, asked_ = compare.plan_node, []
 
     def until_told(*given: Any) -> Any:
         while "planning" not in (said := capsys.readouterr().err):
@@ -400,7 +400,7 @@ def test_a_long_plan_says_so_where_nobody_looks_on(
             assert len(asked_) < 10**6
         return real(*given)
 
-    monkeypatch.setattr(compare, "planned", until_told)
+    monkeypatch.setattr(compare, "plan_node", until_told)
     assert main(SMALL) == 0
 
 
@@ -437,7 +437,7 @@ def test_a_policy_is_what_the_planner_counts() -> None:
     one = case(1000)
     found = answer_to(one).outcomes["pinned"]
     room = one.memory
-    assert found == policies.pinned_policy(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
+    assert found == policies.pinned(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
 
 
 # --- what our plan does over time ----

@@ -138,7 +138,7 @@ def test_ours_is_never_dearer_than_nothing_kept_pinning_or_a_plain_sweep(data: s
     room = memory * units.stored_nbytes // max(units.stored_nbytes, held)
     terms_: dict[str, Any] = {"batch": batch, "memory": room, "storage": on}
     # Of the same two epochs: how many samples of a step share a chunk is luck.
-    pinned = [policies.pinned_policy(made, units, world, epoch=epoch, **terms_).seconds for epoch in (1, 2)]
+    pinned = [policies.pinned(made, units, world, epoch=epoch, **terms_).seconds for epoch in (1, 2)]
     assert cost <= sum(pinned) / len(pinned)
     for pinned_part in (
         0,
@@ -159,7 +159,7 @@ def test_it_beats_pinning_by_the_factor_promised(f: float, gap: int, wanted: flo
     made, units = torch_shuffles.distributed(samples), uniform(samples, size)
     terms: dict[str, Any] = {"batch": 16, "memory": int(f * samples * size)}
     ours = predicted(made, units, storage(gap * size), epochs=6, **terms)
-    pinned = policies.pinned_policy(made, units, World(0, 1), storage=storage(gap * size), **terms)
+    pinned = policies.pinned(made, units, World(0, 1), storage=storage(gap * size), **terms)
     assert pinned.seconds / ours.seconds >= wanted
     assert ours.reads + ours.hits == samples
 

@@ -42,7 +42,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((sharing, "divided"), (sharing, "at_home"), (sharing, "by_turns"), (planning, "plan_rows")):
+    for module, name in (
+        (sharing, "divide_uses"),
+        (sharing, "at_home"),
+        (sharing, "by_turns"),
+        (planning, "plan_rows"),
+    ):
         counted(module, name)
     counted(policies, "_lru_misses")
     return found
@@ -51,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def test_a_node_of_many_ranks_is_divided_once_an_epoch(calls: Calls) -> None:
     one = case(ranks=500, per_node=500, memory=64 << 20)
     plan_node(job_of([one], one.memory))
-    assert calls["divided"] <= 3 * one.epochs
+    assert calls["divide_uses"] <= 3 * one.epochs
     assert calls["by_turns"] <= one.epochs
 
 
@@ -59,7 +64,7 @@ def test_many_nodes_divide_the_epochs_among_ranks_once(calls: Calls) -> None:
     one = case(ranks=200, per_node=4, memory=8 << 20)
     compare_policies([one], job_of([one], one.memory))
     assert calls["at_home"] == one.epochs
-    assert calls["divided"] <= 3 * one.epochs * 50
+    assert calls["divide_uses"] <= 3 * one.epochs * 50
 
 
 def test_ranks_without_a_buffer_are_counted_together(calls: Calls) -> None:

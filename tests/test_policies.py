@@ -114,13 +114,13 @@ def test_lru_of_units_of_any_size_is_what_stack_distances_say(seed: int) -> None
 
 def test_a_pinned_part_is_hit_once_an_epoch() -> None:
     # Of 250 bytes 100 are kept for the batch: three samples of 50 are pinned.
-    done = policies.pinned_policy(shuffled(8), uniform(8, 50), ONE, batch=2, memory=250, storage=STORAGE)
+    done = policies.pinned(shuffled(8), uniform(8, 50), ONE, batch=2, memory=250, storage=STORAGE)
     assert counts(done) == (5, 3, 5, 250)
     assert done.peak_bytes == 250
 
 
 def test_nodes_pin_different_parts_for_each_other() -> None:
-    done = policies.pinned_policy(
+    done = policies.pinned(
         shuffled(16, ranks=4), uniform(16, 50), World(0, 4, 0, 2), batch=1, memory=250, storage=STORAGE
     )
     assert counts(done) == (10, 6, 10, 500)
@@ -129,7 +129,7 @@ def test_nodes_pin_different_parts_for_each_other() -> None:
 def test_the_smallest_units_are_pinned() -> None:
     sizes = np.array([70, 10, 40, 20])
     units = Units(4, 1, 100, 70, True, np.arange(5), np.cumsum(sizes) - sizes, sizes)
-    done = policies.pinned_policy(shuffled(4), units, ONE, batch=1, memory=100 + 35, storage=STORAGE)
+    done = policies.pinned(shuffled(4), units, ONE, batch=1, memory=100 + 35, storage=STORAGE)
     assert counts(done) == (2, 2, 2, 110)
     assert done.peak_bytes == 10 + 20 + 100
 
@@ -138,12 +138,12 @@ def test_a_batch_reads_a_chunk_once_if_memory_holds_the_batch() -> None:
     units, before = uniform(8, 50, per_unit=2, stored=60), [*range(8)]
     room: dict[str, Any] = {"batch": 2, "storage": STORAGE}
     in_chunks, across = sequence(before, [1, 0, 2, 3, 4, 5, 6, 7]), sequence(before, [1, 2, 0, 3, 5, 6, 4, 7])
-    done = policies.pinned_policy(in_chunks, units, ONE, memory=100, **room)
+    done = policies.pinned(in_chunks, units, ONE, memory=100, **room)
     assert counts(done) == (8, 0, 4, 240)
-    apart = policies.pinned_policy(across, units, ONE, memory=100, **room)
+    apart = policies.pinned(across, units, ONE, memory=100, **room)
     assert counts(apart) == (8, 0, 8, 480)
     # Two ranks: 1 and 2 go to the first, 0 and 3 to the second.
-    ranks = policies.pinned_policy(in_chunks, units, World(0, 2, 0, 2), memory=200, **room)
+    ranks = policies.pinned(in_chunks, units, World(0, 2, 0, 2), memory=200, **room)
     assert counts(ranks) == (8, 0, 8, 480)
 
 
@@ -151,14 +151,14 @@ def test_a_batch_reads_a_chunk_once_if_memory_holds_the_batch() -> None:
 @pytest.mark.parametrize("per_unit", [1, 2, 4])
 def test_without_room_for_a_batch_a_pinned_part_reads_what_torch_reads(per_unit: int, memory: int) -> None:
     shuffle, units = shuffled(16), uniform(16, 50, per_unit=per_unit, stored=30)
-    none = policies.pinned_policy(shuffle, units, ONE, batch=2, memory=memory, storage=STORAGE)
+    none = policies.pinned(shuffle, units, ONE, batch=2, memory=memory, storage=STORAGE)
     assert none == policies.torch(shuffle, units, ONE, batch=2, storage=STORAGE)
     least = policies.lru(shuffle, units, ONE, memory=0, storage=STORAGE)
     assert counts(least) == counts(none)
 
 
 def test_what_holds_everything_needs_no_room_for_batches() -> None:
-    done = policies.pinned_policy(shuffled(8), uniform(8, 50), ONE, batch=8, memory=400, storage=STORAGE)
+    done = policies.pinned(shuffled(8), uniform(8, 50), ONE, batch=8, memory=400, storage=STORAGE)
     assert counts(done) == (0, 8, 0, 0)
     assert done.peak_bytes == 400
 
@@ -166,11 +166,11 @@ def test_what_holds_everything_needs_no_room_for_batches() -> None:
 def test_encoded_chunks_are_pinned_as_they_are_stored_unless_decoding_costs_more() -> None:
     # All four chunks fit as they are stored; decoded, only one fits beside a batch of one sample.
     units = uniform(8, 50, per_unit=2, stored=40)
-    stored = policies.pinned_policy(shuffled(8), units, ONE, batch=1, memory=210, storage=STORAGE)
+    stored = policies.pinned(shuffled(8), units, ONE, batch=1, memory=210, storage=STORAGE)
     assert counts(stored) == (0, 8, 0, 0)
     assert stored.peak_bytes == 160
     slow = Storage(latency=0.0, bandwidth=1000.0, iops=10.0, decode=100.0)
-    decoded = policies.pinned_policy(shuffled(8), units, ONE, batch=1, memory=210, storage=slow)
+    decoded = policies.pinned(shuffled(8), units, ONE, batch=1, memory=210, storage=slow)
     assert counts(decoded) == (6, 2, 6, 240)
     assert decoded.seconds == pytest.approx(6 * 0.1 + 6 * 100 / 100)
 
@@ -262,7 +262,7 @@ def test_blocks_of_steps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     shuffle, units, world = shuffled(1000, ranks=4), uniform(1000, 30), World(0, 4, 0, 2)
     every = [
         lambda: policies.torch(shuffle, units, world, batch=7, storage=STORAGE),
-        lambda: policies.pinned_policy(shuffle, units, world, batch=7, memory=9000, storage=STORAGE),
+        lambda: policies.pinned(shuffle, units, world, batch=7, memory=9000, storage=STORAGE),
         lambda: policies.solar_paper(shuffle, units, world, batch=7, memory=9000, storage=STORAGE),
     ]
     whole = [one() for one in every]

@@ -23,7 +23,7 @@ from solar.io.channels import service_sockets
 
 _ = scan  # a fixture
 
-WAITS = {"conductor.GATHERS": 2.0, "conductor.SETTLES": 10.0}  # seconds that a service waits for others
+WAITS = {"scheduler.GATHERS": 2.0, "scheduler.SETTLES": 10.0}  # seconds that a service waits for others
 KINDS: dict[str, Callable[[Path], Any]] = {
     "several fields": lambda path: H5Dataset(path, FIELDS),
     "gzip, other byte order": lambda path: H5Dataset(path, "z"),
@@ -122,7 +122,7 @@ def read_by_one_and_two(
     """The bytes that a service reads for jobs that begin together, and each of two with half of its memory."""
     for name, seconds in WAITS.items():
         monkeypatch.setattr(f"solar.service.{name}", seconds)
-    waits = "import solar.service.scheduler as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
+    waits = "import solar.service.scheduler as scheduler\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
     (where / "one").mkdir()
     with serving(path, where=where / "one", memory=memory, slack=PATIENT) as service:
         orders = of_seeds(of, seeds, [str(service.path)])

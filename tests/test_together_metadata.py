@@ -68,8 +68,8 @@ alone = inspect(path)
 names = ["contiguous", {"a": "deflate", "b": ("text", "struct")}]
 structured = inspect(path, names)
 read = []
-before = hdf5._read
-hdf5._read = lambda *args: read.append(1) or before(*args)
+before = hdf5.read_layouts
+hdf5.read_layouts = lambda *args: read.append(1) or before(*args)
 together = inspect(path, together=True)
 both = inspect(path, names, together=True)
 dataset = H5Dataset(path, {"x": "deflate"}, together=True)

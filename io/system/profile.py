@@ -116,6 +116,7 @@ def fit_storage(rates: tuple[Rate, ...]) -> Storage:
     >>> storage.latency, storage.iops, storage.bandwidth, storage.depth
     (0.004, 500.0, 640000000.0, 8)
     """
+    rates = tuple(rate for rate in rates if rate.requests) or rates  # a busy machine may answer none in time
     small, large = min(rate.nbytes for rate in rates), max(rate.nbytes for rate in rates)
     of_small, of_large = ([rate for rate in rates if rate.nbytes == nbytes] for nbytes in (small, large))
     alone = min(of_small, key=lambda rate: rate.depth)

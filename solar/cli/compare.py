@@ -266,7 +266,7 @@ def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str
         by = {
             "torch": policies.torch(*of, **settings),
             "lru": least,
-            "pinned": policies.pinned_policy(*of, **cached),
+            "pinned": policies.pinned(*of, **cached),
             "solar_paper": policies.solar_paper(*of, **cached),
         }
         for name, one in by.items():

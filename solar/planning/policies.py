@@ -75,7 +75,7 @@ def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_],
     return misses, peak
 
 
-def pinned_policy(
+def pinned(
     order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
 ) -> Outcome:
     """A fixed set that fits into the memory of all nodes together, the rest read one by one: what any cache can reach.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from solar.io.channels.frames import Fault, Refused
 from solar.io.hdf5.box_blocks import box_layout
 from solar.io.hdf5.layouts import inspect
-from solar.samples.field_reader import Read
 from solar.samples.in_groups import in_groups, maps_in_groups
 from solar.samples.ragged import CSR, RAGGED_BY, Ragged, columns_of
 from solar.samples.row_blocks import why_not_blocks
 from solar.samples.row_windows import RowWindows
 from solar.samples.unequal import of_groups
 from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.samples.field_reader import Read
 
 MOST_NAMES = 64  # datasets of each group
 MOST_WINDOW_ROWS = 1 << 20

@@ -26,7 +26,7 @@ PATIENCE = 400.0  # seconds
 PAUSE = 20
 SOLAR = "import sys; from solar.cli import main; sys.exit(main())"
 # Services wait for all jobs that begin together: who joins later has some read again.
-SERVICE = "import solar.service.scheduler as conductor; conductor.GATHERS, conductor.SETTLES = 2.0, 10.0; " + SOLAR
+SERVICE = "import solar.service.scheduler as scheduler; scheduler.GATHERS, scheduler.SETTLES = 2.0, 10.0; " + SOLAR
 JOB = f"""
 import hashlib, json, logging, os, sys, time
 from pathlib import Path
