@@ -16,22 +16,36 @@ MOVED = {
     "solar.blocks": "solar.samples.row_blocks",
     "solar.boxes": "solar.samples.boxes",
     "solar.extents": "solar.samples.row_windows",
+    "solar.group_names": "solar.values",
     "solar.io.constants": "solar.samples.constants",
     "solar.io.crops": "solar.samples.crops",
     "solar.io.field": "solar.samples.field",
     "solar.io.layout": "solar",
     "solar.io.layout.packing": "solar.io.hdf5.packing",
     "solar.io.ragged": "solar.samples.ragged",
+    "solar.io.read": "solar",
+    "solar.io.read.stage": "solar.io.reading.stage",
     "solar.io.windows": "solar.samples.windows",
     "solar.orders": "solar",
     "solar.orders.epoch_order": "solar.samplers.orders",
     "solar.orders.sources": "solar.samplers.orders",
     "solar.torch": "solar",
+    "solar.torch.batch": "solar",
+    "solar.torch.batch.constants": "solar.samples.constants",
     "solar.torch.dataset": "solar.samples.dataset",
     "solar.torch.loader": "solar.loader.loader",
     "solar.torch.mixture": "solar.samplers.mixture",
     "solar.torch.on_device": "",
     "solar.torch.samplers": "solar.samplers.samplers",
+}
+# Old names of classes and functions in these modules: the new ones.
+RENAMED = {
+    "Columns": "RaggedRows",
+    "Extents": "RowWindows",
+    "_alike": "similar_length_order",
+    "_called": "call_order",
+    "_drawn": "draw_weighted",
+    "_rounds": "rounds_order",
 }
 NO_LOADER = (
     "this is a pickled DataLoader of solar 0.1.0, which this version cannot make again: pickle its H5Dataset and its "
@@ -57,7 +71,7 @@ class OldNames(MetaPathFinder, Loader):
                 raise AttributeError(f"module {old!r} has no attribute {name!r}")
             if old == "solar.torch":
                 warnings.warn(f"solar.torch is solar now: from solar import {name}", DeprecationWarning, stacklevel=2)
-            return getattr(import_module(new), name)
+            return getattr(import_module(new), RENAMED.get(name, name))
 
         module.__getattr__ = find  # type: ignore[method-assign]
 
