@@ -15,7 +15,7 @@ from crops_kit import check_resumed
 from serve_kit import PATIENT, check, serving, together
 from torch.utils.data import ConcatDataset
 
-from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanError
+from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanError, Ragged
 from solar.cli import main
 
 SAMPLES, ROWS, K = 60, 50, 8
@@ -161,6 +161,11 @@ def test_what_makes_no_random_rows_is_said(tmp_path: Path) -> None:
         H5Dataset(path, Field("label", rows=1, at="random"))
     with pytest.raises(LayoutError, match=r"random rows beside boxes"):
         H5Dataset(path, Field("points", rows=5, at="random"), samples=Crops((10, 3)))
+    with h5py.File(path, "a") as file:
+        file["hits"], file["ends"] = np.arange(3 * SAMPLES), np.arange(3, 3 * SAMPLES + 1, 3)
+    fields = {"points": Field("points", rows=5, at="random"), "hits": Ragged("hits", ends="ends")}
+    with pytest.raises(LayoutError, match="random rows and fields of unequal length do not go together"):
+        H5Dataset(path, fields)
     with pytest.raises(PlanError, match="resident"):
         list(DataLoader(clouds(path), 7, device="cpu", resident="1MiB"))
     assert repr(Field("p", rows=5, at="random")) == "Field('p', rows=5, at='random')"

@@ -73,8 +73,10 @@ def build(
     unequal = any(isinstance(field, Ragged | CSR) for field in leaves(fields))
     if joined and (elsewhere or unequal or samples == "files"):
         raise LayoutError("fields of other files are rows, or windows of rows: make a data set of each kind")
-    if unequal and (elsewhere or isinstance(samples, Windows) or any(field and field.steps for field in given)):
-        other = "crops and slices" if elsewhere else "windows"
+    windows = isinstance(samples, Windows) or any(field and field.steps for field in given)
+    drawn = any(field and field.rows for field in given)
+    if unequal and (elsewhere or windows or drawn):
+        other = "crops and slices" if elsewhere else "windows" if windows else "random rows"
         raise LayoutError(f"{other} and fields of unequal length do not go together: make a data set of each")
     kind: Samples = "files" if samples == "files" else "rows"
     columns: Sequence[SampleMap | None] = []
