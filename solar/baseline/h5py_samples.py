@@ -390,12 +390,12 @@ class BoxField:
     @property
     def windows(self) -> RowWindows | None:
         """The rows of windows; None of what is a row, or a box."""
-        return None if self.own is None else self.own.shared
+        return None if self.own is None else self.own.windows
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """Those of a window; none of what is a row, or a box."""
-        own = () if self.own is None or self.own.shared is None else self.own.shared.fields
+        own = () if self.windows is None else self.windows.fields
         return tuple(step for steps in own if steps is not None for step in steps)
 
     @cached_property

@@ -55,6 +55,7 @@ class BufferedPass:
         opened = beneath.first.opened()
         self._fields = [PendingField([], field) for field in leaves(beneath.first.fields)]
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
+        self._picks = beneath.picks
         self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
         self._drawn: Iterator[Any] = iter(())
         self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
@@ -199,7 +200,7 @@ class BufferedPass:
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
         cut = InBlocks(self._beneath.datasets, which, names) if self._beneath.ragged else None
-        if self._by_row or self._beneath.draws:
+        if self._by_row or self._picks:
             numbers = self._beneath.numbered(which, names, epoch)
             rows = self._beneath.rows_of(which, numbers)
             fields = [
@@ -284,13 +285,13 @@ def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: st
 def made_nbytes(opened: FieldReader) -> int:
     """Returns the bytes of a converted sample; 0 if it stays as it was read."""
     rows, made = opened.rows, []
-    picked = opened.extents is not None and opened.extents.picked(np.zeros(1, np.int64)) is not None
-    if picked and opened.extents is not None:
-        made.append(opened.extents.nbytes_in(rows.layout))
+    picks = None if opened.extents is None else opened.extents.picks
+    if picks is not None:
+        made.append(picks.nbytes_in(rows.layout))
     for at, field in enumerate(opened.fields):
         if field is not None:
-            own = opened.extents.shape_in(rows.layout) if picked and opened.extents is not None else None
-            shape, dtype = field.shape_of(own or rows.shapes[at if rows.extents is not None else 0], rows.dtype)
+            read = rows.shapes[at if rows.extents is not None else 0]
+            shape, dtype = field.shape_of(read if picks is None else picks.shape_in(rows.layout), rows.dtype)
             made.append(math.prod(shape) * dtype.itemsize)
     kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
     return sum(made) + kept

@@ -19,7 +19,6 @@ from solar.planning.regions import whole_region
 from solar.planning.units import MOST_SAMPLES, not_carried, of_layout
 from solar.samplers.index_stream import Pass
 from solar.samples.dataset import H5Dataset
-from solar.samples.kinds import kind_of
 from solar.samples.ragged_reader import unlike
 from solar.samples.source import SampleSource
 from solar.values import Layout, Storage
@@ -53,7 +52,7 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
     if not beneath.ragged:
         return next((said for layout in layouts_beneath(beneath) if (said := not_carried(layout))), "")
     reasons = [
-        kind_of(read.extents).not_held(read.layout, read.extents)
+        not_carried(read.layout) if read.extents is None or read.extents.lengths is None else read.extents.not_in_blocks
         for dataset in beneath.datasets
         for read in dataset.reads
     ]

@@ -87,15 +87,10 @@ class PlannedData:
         unit = self.units.sample_nbytes
         return unit if self.extents is None else self.extents.average_bytes(unit)
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether samples are cut out of what a buffer holds."""
-        return self.extents is not None and self.extents.in_blocks
-
-    @property
-    def in_places(self) -> bool:
-        """Whether a batch has a place for each block that it uses, not for each sample."""
-        return self.extents is not None and self.extents.in_places
+    @cached_property
+    def piece(self) -> Piece:
+        """It as the planner knows it, if it were all there is."""
+        return Piece(0, 0, regions.whole_region(self.units), self.extents, self.packing)
 
     @cached_property
     def orders(self) -> list[ShuffledUses]:
@@ -177,13 +172,10 @@ def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD
     one = cases[0]
     firsts = sorted({case.first for case in cases})
     fields = [case for case in cases if case.first == one.first]
-    cut = any(case.in_places for case in fields)  # each sample is cut out of what is held
+    cut = any(case.piece.in_places for case in fields)  # each sample is cut out of what is held
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
-        pieces=[
-            Piece(source, at, regions.whole_region(case.units), case.extents, case.packing)
-            for source, at, case in placed
-        ],
+        pieces=[replace(case.piece, dataset=source, field=at) for source, at, case in placed],
         storages=[case.storage for case in cases],
         fields=[
             SampleBytes(case.units.sample_nbytes, case.units.sample_nbytes) if cut else SampleBytes(case.sample_nbytes)
@@ -375,7 +367,7 @@ def as_made(answered: Answer, job: Job, cases: Sequence[PlannedData], layouts: S
     """
     plan, first = answered.plan, answered.first_epoch
     alone = job.world.ranks == 1 and not job.beside and any(one.far for one in layouts)
-    cut = any(case.in_blocks for case in cases)
+    cut = any(case.piece.in_blocks for case in cases)
     if not alone or cut or plan is None or first is None:
         return answered
     rows = [Rows(one, native_order=True, mapped=False) for one in layouts]

@@ -290,7 +290,7 @@ def _cases(
 
 def _tried(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
     """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
-    rows = not any(case.in_blocks for case in cases)
+    rows = not any(case.piece.in_blocks for case in cases)
     if not layouts or not memory or not rows:  # blocks are cut where they lie
         return cases
     world = cases[0].world

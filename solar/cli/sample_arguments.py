@@ -28,7 +28,7 @@ from solar.samples.build import map_fields, masked
 from solar.samples.crops import Crops
 from solar.samples.field import Field
 from solar.samples.in_groups import in_groups, maps_in_groups
-from solar.samples.kinds import held_as, kind_of
+from solar.samples.kinds import held_as
 from solar.samples.protocol import HeldMap, SampleMap
 from solar.samples.ragged import CSR, RAGGED_BY, Ragged
 from solar.samples.unequal import field_name, of_groups, of_rows
@@ -334,7 +334,7 @@ def held(
     made: dict[str, HeldMap | None] = {}
     for name, layout in found.items():
         lies = own.get(name)
-        if why := kind_of(lies).not_held(layout, lies):
+        if why := lies.not_in_blocks if lies is not None else "":
             raise PlanError(f"no buffer holds these samples of unequal length, so there is nothing to plan: {why}")
         parts = held_as(layout, lies)
         for part, own_map in parts:

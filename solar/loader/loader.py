@@ -72,13 +72,13 @@ class HostBatches:
         pass
 
 
-def _device_options(device: Device, *more: Any) -> DeviceOptions | HostBatches:
+def _device_options(**given: Any) -> DeviceOptions | HostBatches:
     """What these arguments ask of a device. ValueError where they make no sense."""
-    if device is None and more == (None, False, False, "host", None, "auto"):
+    if all(value == DEFAULTS[name] for name, value in given.items()):
         return HostBatches()
     from solar.device.options import DeviceOptions
 
-    return DeviceOptions(device, *more)
+    return DeviceOptions(**given)
 
 
 class DataLoader(torch.utils.data.DataLoader[T]):
@@ -196,7 +196,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
         self.static, self.decode, self.resident = static, decode, resident
         self.reader = reader
-        self._on_device = _device_options(device, dtype, channels_last, static, decode, resident, reader)
+        self._on_device = _device_options(
+            device=device, dtype=dtype, channels_last=channels_last, static=static, decode=decode, resident=resident,
+            reader=reader,
+        )  # fmt: skip
         self.on_error = check_on_error(on_error)
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
@@ -214,8 +217,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.service = service
         of_buffer = (buffer, epochs, storage, self._stats, exchange, balance)
         named = service or os.environ.get("SOLAR_SERVICE") or None
-        self._buffered = LoaderBuffer(*of_buffer)
-        if named is not None:
+        if named is None:
+            self._buffered = LoaderBuffer(*of_buffer)
+        else:
             from solar.service.served_buffer import ServedBuffer  # only where a service is asked for
 
             self._buffered = ServedBuffer(named, *of_buffer)

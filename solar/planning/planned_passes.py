@@ -37,7 +37,7 @@ class Piece:
     dataset: int
     field: int
     region: Region
-    extents: Any = None  # RowWindows, Blocks or BoxBlocks; None: a sample is a row
+    extents: Any = None  # a HeldMap (samples/protocol.py); None: each sample is a row
     packing: RowPacking | None = None  # how memory may hold its rows encoded
 
     @property
@@ -295,7 +295,7 @@ def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
-    own = None if piece.extents is None else piece.extents.run_rows  # of blocks uses are told one by one
+    own = None if piece.extents is None else piece.extents.windows  # of blocks uses are told one by one
     packing = plan.region.units.packing
     pack = None if packing is None else (packing.number, packing.predictor)
     return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own, pack)

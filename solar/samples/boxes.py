@@ -144,7 +144,9 @@ class Boxes:
     noun: ClassVar[str] = "boxes"
     at_rows: ClassVar[bool] = False
     lengths: ClassVar[None] = None
-    shared: ClassVar[None] = None
+    windows: ClassVar[None] = None
+    picks: ClassVar[None] = None
+    not_in_blocks: ClassVar[str] = ""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -176,9 +178,6 @@ class Boxes:
 
     def by_sample(self, layout: Layout) -> Layout:
         return layout
-
-    def picked(self, numbers: Numbers) -> None:
-        return None
 
     def facts(self, layout: Layout) -> tuple[Any, ...]:
         return self.shape, None
@@ -213,7 +212,7 @@ class BoxBlocks:
     in_blocks: ClassVar[bool] = True
     in_places: ClassVar[bool] = False
     tables_nbytes: ClassVar[int] = 0
-    run_rows: ClassVar[None] = None
+    windows: ClassVar[None] = None
 
     def __len__(self) -> int:
         return len(self.boxes)

@@ -238,7 +238,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def rows_of(self, samples: Array) -> Array:
         """Returns the row at which each sample begins."""
-        return first_rows(leaves(self.extents)[0], samples, self.numbers) if self.numbers else samples
+        return first_rows(leaves(self.extents)[0], samples, self.numbers)
 
     def locate(self, sample: Any) -> Location:
         """Returns the file, row and group of a sample; for an array of samples, arrays of them.
@@ -284,11 +284,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
         for number, (layout, own, field) in enumerate(every):
             column = own is None and field is not None and field.column is not None
-            shared = None if own is None else own.shared
-            key = (layout.paths, layout.name) if shared is not None or column else number
+            windows = None if own is None else own.windows
+            key = (layout.paths, layout.name) if windows is not None or column else number
             before = found.get(key)
-            if before is not None and shared is not None and before.rows is not None:
-                whole = shared.of_fields((*before.rows.fields, *shared.fields))
+            if before is not None and windows is not None and before.rows is not None:
+                whole = windows.of_fields((*before.rows.fields, *windows.fields))
                 found[key] = Read(layout, whole, (*before.fields, number))
             elif before is not None:
                 found[key] = before._replace(fields=(*before.fields, number))

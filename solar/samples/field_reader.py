@@ -30,7 +30,7 @@ class Read(NamedTuple):
     @property
     def rows(self) -> RowWindows | None:
         """Returns the rows of samples that are windows; None for other kinds."""
-        return None if self.extents is None else self.extents.shared
+        return None if self.extents is None else self.extents.windows
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,11 @@ class FieldReader:
     def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
         """Starts reading samples of one data set, or those of several into one batch, of so many."""
         out = self.rows.room(samples) if len(asked) > 1 else None
-        parts = [reader.rows.start(reader.names(numbers), out, here) for reader, numbers, here in asked]
-        places = np.empty(samples, np.int64)
+        parts, places = list[Pending](), np.empty(samples, np.int64)
         for reader, numbers, here in asked:
-            places[slice(None) if here is None else here] = reader.rows.rows_of(reader.names(numbers))
+            names = reader.names(numbers)
+            parts.append(reader.rows.start(names, out, here))
+            places[slice(None) if here is None else here] = reader.rows.rows_of(names)
         maps = [(reader.extents, numbers, here) for reader, numbers, here in asked]
         return self.pending(parts, places, picking(maps, samples))
 
@@ -96,8 +97,9 @@ def picking(
     """
     found: np.ndarray[Any, Any] | None = None
     for own, numbers, here in maps:
-        if own is None or (picked := own.picked(numbers)) is None:
+        if own is None or own.picks is None:
             return None
+        picked = own.picks.picked(numbers)
         if found is None:
             found = np.empty((samples, picked.shape[1]), np.int64)
         found[slice(None) if here is None else here] = picked

@@ -20,7 +20,7 @@ from solar.values import Layout
 if TYPE_CHECKING:
     from solar.samples.field_reader import Read
 
-MOST_NAMES = 64  # datasets of each group
+MOST_PIECES = 64  # that a job tells; and datasets of each group
 MOST_WINDOW_ROWS = 1 << 20
 
 
@@ -58,7 +58,7 @@ def layout_of(files: Any, told: dict[str, Any]) -> Layout:
         columns = columns_of(files, CSR(name) if word == "matrix" else Ragged(name, **({word: other} if word else {})))
     if not 0 <= part < len(columns.layouts):
         raise Fault("a piece of a field that has no such part")
-    if why := next(filter(None, map(why_not_blocks, columns.layouts)), ""):
+    if why := columns.not_in_blocks:
         raise Refused(f"{why}: each job reads it by itself")
     blocks: Layout = columns.blocks[part].layout
     return blocks
@@ -68,7 +68,7 @@ def layout_of_groups(files: Any, how: list[Any]) -> Layout:
     """Returns the layout held of a dataset of many groups: a row of each, or blocks of rows."""
     if [type(one) for one in how] != [str, str, list, list, int] or not 0 <= how[4] < len(how[2]) == len(how[3]):
         raise Fault("groups that are told as none are")
-    if len(how[2]) > MOST_NAMES or not all(isinstance(name, str) for name in how[2]):
+    if len(how[2]) > MOST_PIECES or not all(isinstance(name, str) for name in how[2]):
         raise Fault("names of datasets are texts, and few")
     fields = [Ragged(name) if as_rows else name for name, as_rows in zip(how[2], how[3], strict=True)]
     layouts, columns = of_groups(files, fields, how[1])

@@ -13,7 +13,6 @@ from solar.samples.field import Field
 from solar.samples.field_reader import FieldReader, Read
 from solar.samples.protocol import HeldMap, SampleMap
 from solar.samples.ragged_reader import RaggedFieldReader
-from solar.samples.row_blocks import why_not_blocks
 from solar.values import Layout
 
 Held = list[tuple[Layout, HeldMap | None]]
@@ -26,12 +25,10 @@ class Kind(NamedTuple):
     reader: Callable[[Read, Sequence[Field | None], bool | None, Tier | None], Reader]
     held: Callable[[Layout, Any], Held]  # what a buffer holds of a dataset, and how samples are made of it
     layouts: Callable[[Layout, Any], tuple[Layout, ...]] = lambda layout, own: (layout,)  # what is read
-    not_held: Callable[[Layout, Any], str] = lambda layout, own: ""  # why it is not cut into blocks; empty if it is
 
 
 def _read_rows(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
-    shared = None if read.extents is None else read.extents.shared
-    return FieldReader(Rows(read.layout, True, page_cache, extents=shared, tier=tier), [*fields], read.extents)
+    return FieldReader(Rows(read.layout, True, page_cache, extents=read.rows, tier=tier), [*fields], read.extents)
 
 
 def _read_boxes(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
@@ -53,7 +50,6 @@ SAMPLE_KINDS = {
         _read_ragged,
         lambda layout, own: [(blocks.layout, blocks) for blocks in own.blocks],
         lambda layout, own: own.layouts,
-        lambda layout, own: next(filter(None, map(why_not_blocks, own.layouts)), ""),
     ),
 }
 

@@ -7,13 +7,16 @@ classes that have these methods, and a line in `SAMPLE_KINDS` (kinds.py); no oth
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.samples.row_windows import Listing, RowWindows
 from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.samples.random_rows import RandomRows
 
 Numbers = NDArray[np.int64]
 
@@ -60,11 +63,16 @@ class SampleMap(Protocol):
         """The rows of each sample, where they differ."""
 
     @property
-    def shared(self) -> RowWindows | None:
-        """The rows of samples, if fields of one dataset that are windows of it are read together."""
+    def windows(self) -> RowWindows | None:
+        """The rows of samples that are windows of a dataset; such fields of one dataset are read together."""
 
-    def picked(self, numbers: Numbers) -> Numbers | None:
-        """The rows of each sample that belong to it, of those that are read; None: all of them."""
+    @property
+    def picks(self) -> RandomRows | None:
+        """What picks the rows of samples out of those that are read; None where all of them belong to samples."""
+
+    @property
+    def not_in_blocks(self) -> str:
+        """Why no buffer can hold the dataset in blocks, where it would have to; else empty."""
 
     def facts(self, layout: Layout) -> tuple[Any, ...]:
         """What must be equal for samples of two datasets to be in one batch."""
@@ -87,8 +95,8 @@ class HeldMap(Protocol):
         """The bytes of the tables that a process keeps for it; 0 where they are small."""
 
     @property
-    def run_rows(self) -> RowWindows | None:
-        """The rows of samples, where the run itself works out which these are."""
+    def windows(self) -> RowWindows | None:
+        """The rows of samples that are windows: the run itself works out which these are."""
 
     def bytes_of(self, unit: int) -> int:
         """The bytes that a sample takes in a batch, where a row or a block has so many."""

@@ -23,7 +23,7 @@ from solar.io.hdf5.packing import attribute_of
 from solar.io.hdf5.paths import Paths, files_of
 from solar.io.reading.reader import Rows
 from solar.samples.protocol import LocatedRows
-from solar.samples.row_blocks import RowBlocks, blocks_of
+from solar.samples.row_blocks import RowBlocks, blocks_of, why_not_blocks
 from solar.samples.windows import ENDS_OF, values_of
 from solar.values import Form, Layout
 
@@ -218,7 +218,8 @@ class RaggedRows:
     kind: ClassVar[str] = "ragged"
     noun: ClassVar[str] = ""
     at_rows: ClassVar[bool] = False
-    shared: ClassVar[None] = None
+    windows: ClassVar[None] = None
+    picks: ClassVar[None] = None
     drawn: ClassVar[bool] = False
 
     def __len__(self) -> int:
@@ -236,9 +237,6 @@ class RaggedRows:
         held = element_dtype(own)
         return (own if held is None else held).newbyteorder("=")
 
-    def picked(self, numbers: Places) -> None:
-        return None
-
     def facts(self, layout: Layout) -> tuple[Any, ...]:
         form = type(self.given).__name__, self.given.form, getattr(self.given, "dense", False), self.width
         return layout.sample_shape, form, self.varying
@@ -249,6 +247,10 @@ class RaggedRows:
     @property
     def lengths(self) -> Places:
         return self.length
+
+    @property
+    def not_in_blocks(self) -> str:
+        return next(filter(None, map(why_not_blocks, self.layouts)), "")
 
     def nbytes_in(self, layout: Layout) -> int:
         return int(sum(one.sample_nbytes for one in self.layouts) * self.length.mean())

@@ -41,7 +41,8 @@ class RandomRows:
     at_rows: ClassVar[bool] = True
     drawn: ClassVar[bool] = True
     lengths: ClassVar[None] = None
-    shared: ClassVar[None] = None
+    windows: ClassVar[None] = None
+    not_in_blocks: ClassVar[str] = ""
 
     def __len__(self) -> int:
         return self.samples
@@ -64,6 +65,10 @@ class RandomRows:
 
     def facts(self, layout: Layout) -> tuple[Any, ...]:
         return self.shape_in(layout), self.of, self.seed
+
+    @property
+    def picks(self) -> RandomRows:
+        return self
 
     def picked(self, numbers: Numbers) -> Numbers:
         """The rows of each of these samples that belong to it."""

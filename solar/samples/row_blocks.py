@@ -57,7 +57,7 @@ class RowBlocks:
     chunk: int = 0  # rows of a chunk, whose last block may not be full; 0: blocks do not begin anew with each
     in_blocks: ClassVar[bool] = True
     in_places: ClassVar[bool] = True
-    run_rows: ClassVar[None] = None
+    windows: ClassVar[None] = None
 
     def __len__(self) -> int:
         return len(self.begin)

@@ -58,6 +58,8 @@ class RowWindows:
     noun: ClassVar[str] = "windows"
     at_rows: ClassVar[bool] = True
     lengths: ClassVar[None] = None
+    picks: ClassVar[None] = None
+    not_in_blocks: ClassVar[str] = ""
     drawn: ClassVar[bool] = False
     in_blocks: ClassVar[bool] = False
     in_places: ClassVar[bool] = False
@@ -158,15 +160,8 @@ class RowWindows:
     def facts(self, layout: Layout) -> tuple[Any, ...]:
         return self.shape_in(layout), self.fields
 
-    def picked(self, numbers: Rows) -> None:
-        return None
-
     @property
-    def shared(self) -> RowWindows:
-        return self
-
-    @property
-    def run_rows(self) -> RowWindows:
+    def windows(self) -> RowWindows:
         return self
 
     def bytes_of(self, unit: int) -> int:

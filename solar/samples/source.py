@@ -56,6 +56,11 @@ class SampleSource:
             found[here] = dataset.numbered(rows[here], epoch)
         return found
 
+    @property
+    def picks(self) -> bool:
+        """Whether any field has some of the rows that are read for it."""
+        return any(own is not None and own.picks is not None for own in leaves(self.first.extents))
+
     def picking(self, field: int, which: Array | None, numbers: Array) -> Callable[[Any], Any] | None:
         """What takes the rows that belong to these samples out of those that were read of a field."""
         every = enumerate(self.datasets)

@@ -115,7 +115,7 @@ def told_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[A
     datasets, cut = len(beneath.datasets), beneath.boxes or beneath.ragged
     for at, dataset in enumerate(beneath.datasets):
         for number, (layout, own, held, name) in enumerate(held_layouts(dataset)):
-            windows = [] if own is None or own.run_rows is None else window_arrays(own.run_rows)
+            windows = [] if own is None or own.windows is None else window_arrays(own.windows)
             first = len(arrays) if windows else -1
             arrays += windows
             files = [real(one) for one in (layout.asked or layout.paths)]

@@ -21,14 +21,13 @@ from solar.planning.pass_uses import SampleUses
 from solar.planning.planned_passes import Piece
 from solar.planning.regions import whole_region
 from solar.planning.units import not_carried, of_layout
-from solar.samples.held_rules import layout_of, windows_of
+from solar.samples.held_rules import MOST_PIECES, layout_of, windows_of
 from solar.values import Storage
 
 PIECE = {
     "files": list, "name": str, "per_file": bool, "held": list, "digest": str, "dataset": int, "field": int,
     "arrays": int,
 }  # fmt: skip
-MOST_PIECES = 64
 
 
 @dataclass(frozen=True, eq=False)
