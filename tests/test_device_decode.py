@@ -233,7 +233,7 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     assert ".ftz" not in made.asm["ptx"]  # denormal numbers are numbers
     used = resources(made.asm["cubin"], tmp_path)
     assert used["LOCAL"] == 0
-    assert used["STACK"] <= (64 if arch == 80 else 0)  # bytes a thread that found no register
+    assert used["STACK"] <= 64  # bytes a thread that found no register: 0 on sm_90 by Triton 3.7, 56 by 3.6
     assert made.metadata.shared <= 48 << 10
 
 
