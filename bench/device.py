@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -32,6 +32,7 @@ from solar import DataLoader, H5Dataset, compress
 SIDE, BATCH, ROUNDS = 256, 64, 3
 LONG = 1_000_000  # samples of an epoch, or as many as the file has
 LARGE, TIMES = "solar, batches of 256", 4
+ON_HOST = "solar, on the host"  # what it could bring at most: batches that nobody copies to the device
 FIELDS = {"x": "x"}
 Batches = Iterator[dict[str, torch.Tensor]]
 
@@ -49,7 +50,7 @@ def write(folder: Path, samples: int) -> tuple[str, str]:
     return str(plain), str(encoded)
 
 
-def by_solar(path: str, fields: dict[str, str], batch: int, device: str, **options: Any) -> Batches:
+def by_solar(path: str, fields: dict[str, str], batch: int, device: str | None, **options: Any) -> Batches:
     data = for_long(H5Dataset(path, fields))
     with DataLoader(data, batch, True, drop_last=True, device=device, ahead=8, **options) as loader:
         while True:
@@ -97,29 +98,39 @@ def copy_rate(device: str, seconds: float) -> float:
     return copies * host.nbytes / (time.perf_counter() - begin)
 
 
-def paced(batches: Batches, device: str, seconds: float, products: int) -> float:
-    """Seconds a batch, with so many matrix products in each step."""
+class Pace(NamedTuple):
+    """How long a batch took, and of that the processor time of the loop's thread for asking for it."""
+
+    seconds: float
+    asking: float
+
+
+def paced(batches: Batches, device: str, seconds: float, products: int) -> Pace:
+    """The pace of a loop with so many matrix products in each step."""
     weight = torch.ones((2048, 2048), device=device)
-    steps = 0
+    steps, asking = 0, 0
     wait(device)
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
+        before = time.thread_time_ns()
         batch = next(batches)
+        asking += time.thread_time_ns() - before
         for _ in range(products):
             weight @ weight
-        batch["x"].sum()
+        if batch["x"].device.type == torch.device(device).type:
+            batch["x"].sum()
         wait(device)
         steps += 1
-    return (time.perf_counter() - begin) / steps
+    return Pace((time.perf_counter() - begin) / steps, asking / 1e9 / steps)
 
 
 def alone(device: str, seconds: float) -> tuple[int, float]:
     """As many products as take about as long as five copies of a batch, and how long a step of them takes."""
     given = itertools.repeat({"x": torch.ones(1, device=device)})
-    each = (paced(given, device, seconds, 16) - paced(given, device, seconds, 0)) / 16
+    each = (paced(given, device, seconds, 16).seconds - paced(given, device, seconds, 0).seconds) / 16
     copy = BATCH * SIDE * SIDE * 4 / copy_rate(device, seconds)
     products = max(1, round(5 * copy / max(each, 1e-9)))
-    return products, paced(given, device, seconds, products)
+    return products, paced(given, device, seconds, products).seconds
 
 
 def main() -> None:
@@ -146,24 +157,26 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
         "solar, bfloat16": by_solar(plain, *of, dtype="bfloat16"),
         "solar, decoded on the host": by_solar(encoded, *of),
         "solar, decoded on the device": by_solar(encoded, *of, decode="device"),
+        ON_HOST: by_solar(plain, FIELDS, BATCH, None),
     }
     running |= {f"torch, {n} workers": by_torch(plain, *of, n) for n in workers}
     copied = copy_rate(device, seconds)
     products, without = alone(device, seconds)
     tell(what="pinned copy", gigabytes_a_second=copied / 1e9, step_seconds_without_loader=without)
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in running}
     for batches in running.values():
         paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
     for _ in range(ROUNDS):
         for name, batches in running.items():
             many = times_of(name) * products
-            rounds[name].append((paced(batches, device, seconds, 0), paced(batches, device, seconds, many)))
+            free, step = (paced(batches, device, seconds, made) for made in (0, many))
+            rounds[name].append((free.seconds, step.seconds, step.asking))
     for name, found in rounds.items():
-        free, step = (statistics.median(column) for column in zip(*found, strict=True))
+        free, step, asking = (statistics.median(column) for column in zip(*found, strict=True))
         rate = times_of(name) * BATCH * SIDE * SIDE * 4 / free
         tell(
             what=name, gigabytes_a_second=rate / 1e9, of_the_copy=rate / copied,
-            step_seconds=step, waited=max(0.0, 1 - times_of(name) * without / step),
+            step_seconds=step, waited=max(0.0, 1 - times_of(name) * without / step), asking_microseconds=asking * 1e6,
         )  # fmt: skip
 
 

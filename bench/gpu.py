@@ -11,13 +11,16 @@ runs.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,44 +40,47 @@ def commands(device: str, quick: bool, rows: Path) -> dict[str, list[str]]:
     few = ["--samples", "192", "--seconds", "0.1"] if small else ["--samples", "1024", "--seconds", "0.3"]
     little = ["--share", "0.01", "--seconds", "0.2"] if small else ["--share", "0.2", "--seconds", "0.3"]
     cores = os.cpu_count() or 1
-    workers = ["--workers", *(["0"] if small else [str(n) for n in (4, 8, 16) if n <= max(4, cores)])]
+    workers = ["--workers", *(["0"] if small else sorted({str(min(n, cores)) for n in (8, 16)}))]
+    beside = [] if small or importlib.util.find_spec("xdist") is None else ["-n", str(min(6, cores))]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_device*.py"))
     return {
-        "tests": ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *(tests[:1] if small else tests)],
-        "loaders": ["-m", "bench.device", "--device", device, *workers, *(few if quick or small else [])],
+        "tests": ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *beside, *(tests[:1] if small else tests)],
+        "loaders": ["-m", "bench.device", "--device", device, *workers]
+        + (few if quick or small else ["--samples", "2048", "--seconds", "0.7"]),
         "decode": ["-m", "bench.device_decode", "--device", device, "--json", str(rows)]
         + (["--share", "0.05", "--passes", "3"] if quick or small else []),
-        "training": ["-m", "bench.device_training", "--device", device, *workers, *(little if quick or small else [])]
+        "training": ["-m", "bench.device_training", "--device", device, *workers]
+        + (little if quick or small else ["--share", "0.5", "--seconds", "1"])
         + (["--scenes", "PtychoNN", "--batch", "2", "--rounds", "1"] if small else []),
     }
 
 
-def run(step: str, command: list[str], rows: Path) -> list[Record]:
-    """The records of a step, and one of how it ended."""
-    begin = time.perf_counter()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with tempfile.TemporaryFile("w+") as said:
-        failed = ""
-        try:
-            code = subprocess.run(
-                [sys.executable, *command], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, timeout=LIMIT,
-                env=environment,
-            ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:
-            code, failed = -1, f"no end in {LIMIT} s"
-        said.seek(0)
-        lines = said.read().splitlines()
-    sys.stdout.write("".join(f"    {line}\n" for line in lines[-200:]))
-    found = [json.loads(line) for line in lines if line.startswith("{")]
+def run(step: str, command: list[str], rows: Path) -> Iterator[Record]:
+    """The records of a step as they come, and one of how it ended."""
+    begin, lines = time.perf_counter(), list[str]()
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        late = threading.Timer(LIMIT, process.kill)
+        late.start()
+        for line in process.stdout or ():
+            print(f"    {line}", end="", flush=True)
+            lines.append(line.rstrip("\n"))
+            if line.startswith("{"):
+                yield json.loads(line)
+        late.cancel()
     if rows.exists():
-        found += [json.loads(line) for line in rows.read_text().splitlines()]
+        yield from (json.loads(line) for line in rows.read_text().splitlines())
         rows.unlink()
-    if code and not failed:
-        failed = parts.last_words("\n".join(lines), code)
-    ended: Record = {"ended": True, "seconds": round(time.perf_counter() - begin, 1)}
+    seconds = round(time.perf_counter() - begin, 1)
+    ended: Record = {"ended": True, "seconds": seconds}
+    if process.returncode:
+        said = f"no end in {LIMIT} s" if seconds >= LIMIT else parts.last_words("\n".join(lines), process.returncode)
+        ended["failed"] = said
     if step == "tests":
         ended |= counted(lines)
-    return [*found, ended | ({"failed": failed} if failed else {})]
+    yield ended
 
 
 def counted(lines: list[str]) -> dict[str, int]:

@@ -328,8 +328,9 @@ def gpu(found: Iterable[Record]) -> str:
     ]  # fmt: skip
     devices = sorted({f"{one['device']}, torch {one['torch']}, {one['made'][:10]}" for one in by})
     said = table("claim|asked|measured", ((what, asked, is_so or "not measured") for what, asked, is_so in rows))
-    sent = table("host to device|GB/s:|of the pinned copy:|a step of five copies waits:", (
-        (one["what"], f"{one['gigabytes_a_second']:.1f}", f"{one['of_the_copy']:.0%}", f"{one['waited']:.1%}")
+    sent = table("host to device|GB/s:|of the pinned copy:|a step of five copies waits:|asking for a batch, µs:", (
+        (one["what"], f"{one['gigabytes_a_second']:.1f}", f"{one['of_the_copy']:.0%}", f"{one['waited']:.1%}",
+         f"{one['asking_microseconds']:.0f}" if "asking_microseconds" in one else "")
         for one in sorted(loaders, key=lambda one: one["gigabytes_a_second"])
     ))  # fmt: skip
     return parted("\n".join(devices), said, *([sent] if loaders else []))

@@ -109,6 +109,9 @@ class Eager:
     def continued(self) -> None:
         self.calls.append("continued")
 
+    def native(self) -> None:
+        """Nothing copies without Python."""
+
     def run(self, mark: Mark) -> None:
         while self.done < mark.number:
             self.work.popleft()()

@@ -17,6 +17,7 @@ from device_kit import same, write
 from solar import DataLoader, Field, H5Dataset
 from solar.device import copier as landing
 from solar.device import ring
+from solar.device.landed import LandedBatches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -58,6 +59,23 @@ def test_batches_on_a_gpu_are_those_of_to_bit_for_bit(
     pairs = list(both(path, FIELDS, **options)) if "static" not in options else both(path, FIELDS, **options)
     for one, two in pairs:
         assert same(moved(one), two)
+
+
+@pytest.mark.parametrize("options", [{}, {"static": True}, {"dtype": "bfloat16"}, {"buffer": "1MiB"}], ids=str)
+@pytest.mark.parametrize("fields", ["x", {"n": Field("counts", mean=2, std=0.3), "turned": Field("x", axes=(1, 0))}])
+def test_batches_that_native_code_copies_are_those_of_to(fields: Any, options: dict[str, Any], path: str) -> None:
+    made = [torch.Generator().manual_seed(3) for _ in range(2)]
+    host = DataLoader(H5Dataset(path, fields), 2, True, generator=made[0])
+    there = DataLoader(H5Dataset(path, fields), 2, True, generator=made[1], device="cuda", **options)
+    for _epoch in range(3):
+        batches = iter(there)
+        for number, (one, two) in enumerate(zip(host, batches, strict=True)):
+            torch.cuda._sleep(SLOW // 20)
+            one = moved(one)
+            if "dtype" in options:
+                one = {key: part.bfloat16() for key, part in one.items()} if isinstance(one, dict) else one.bfloat16()
+            assert same(one, two)
+            assert number or isinstance(batches._straight.way, LandedBatches)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("decode", ["host", "device"])

@@ -102,6 +102,16 @@ class Ticket:
             self.number = self._reader.submit(source, rows, memory, positions, counts)
         self._counts = None
 
+    @classmethod
+    def begun(cls, number: int, memory: NDArray[np.uint8], counts: tuple[int, ...]) -> Ticket:
+        """The ticket of this number, which native code began; 0: its read has ended, with these counts."""
+        made = cls.__new__(cls)
+        made._reader, made.number = Engine.get(), number
+        made._counts = counts if not number else None
+        if number:
+            made._reader.lend(number, memory)
+        return made
+
     def poll(self, seconds: float) -> bool:
         """Whether it is done within this time."""
         return self.ended(seconds) is not None

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
@@ -68,15 +68,16 @@ class Running:
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.staged = staged
         self.appended = 0  # batches
-        self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
-        self._several = any(one.extents is not None for one in self._rows)  # of which fields are read together
-        self.row_nbytes = [nbytes for one in self._rows for nbytes in one.parts_nbytes]  # of a sample of each field
+        self.rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
+        self._several = any(one.extents is not None for one in self.rows)  # of which fields are read together
+        self.row_nbytes = [nbytes for one in self.rows for nbytes in one.parts_nbytes]  # of a sample of each field
         self.given = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # received from the run, not yet looked at
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._taken = 0
+        self._reclaim: Callable[[], Any] | None = None  # has whoever takes batches from the native run give it back
         self._node = node
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
         for one, part in zip(rows, parts, strict=True):
@@ -129,9 +130,9 @@ class Running:
                 raise came
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
-        values = list(map(Rows.from_bytes, self._rows, came[0], repeat(samples)))
+        values = list(map(Rows.from_bytes, self.rows, came[0], repeat(samples)))
         if self._several:
-            values = [part for rows, whole in zip(self._rows, values, strict=True) for part in rows.parts(whole)]
+            values = [part for rows, whole in zip(self.rows, values, strict=True) for part in rows.parts(whole)]
         return values, came[1]
 
     def let_go(self, number: int) -> None:
@@ -145,10 +146,43 @@ class Running:
         self._unwanted.add(number)
         self.let_go(number)
 
+    def lend(self, number: int, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
+        """The native run, to take batches from it from this one on; None if it does not come to that in this time.
+
+        `reclaim` is called when somebody else wants a batch: then `given_back` says what was taken.
+        """
+        with self._taking:
+            while (before := self._taken) < number:  # batches that nobody wants any more
+                self._take(seconds)
+                if self._taken == before:
+                    return None
+            if self._taken != number or self._run is None:
+                raise RuntimeError("others have taken this batch from the run")
+            self._reclaim = reclaim
+            return self._run
+
+    def given_back(self, handed: int, left: Iterable[Any], error: Exception | None) -> None:
+        """Takes the native run back, of which so many batches were handed out. The others that were taken are left."""
+        self._taken += handed
+        for one in (*left, *([] if error is None else [error])):
+            self._here[self._taken] = one
+            self._taken += 1
+        self._reclaim = None  # last: others take from it now
+        if self._run is not None:
+            self._run.retire()
+
+    def passed(self) -> None:
+        """Counts a batch that whoever has the native run handed out."""
+        with self._counting:
+            self.given += 1
+
     def _take(self, seconds: float) -> None:
         run = self._run
         if run is None:
             raise RuntimeError("this run was closed")
+        if self._reclaim is not None:
+            self._reclaim()
+            return
         try:
             # In one statement: between two, Ctrl-C could lose the batch.
             self._came.extend(map(run.take, (seconds,)))

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "solar/batches.hpp"
 #include "solar/memory.hpp"
 #include "solar/reader.hpp"
 #include "solar/serve.hpp"
@@ -38,6 +39,11 @@ struct BoundPool {
 
 // The Reader in solar._native.Reader; TypeError for anything else. Whoever uses it keeps `reader` alive.
 Reader& native_reader(nanobind::handle reader);
+
+// What makes batches, in a solar._native.Run or ReadAhead; TypeError for anything else. Whoever uses it keeps it alive.
+Batches& native_batches(nanobind::handle from);
+// A batch as Python takes it: its fields, and its counts.
+nanobind::tuple tuple_of(Batches::Batch batch);
 
 // What batches are put together in. One for the process, never destroyed: arrays give their memory back at any time.
 const std::shared_ptr<BatchPool>& batch_pool();

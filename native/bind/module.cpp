@@ -23,6 +23,7 @@ void bind_faults(nb::module_& module);
 void bind_far(nb::module_& module);
 void bind_serve(nb::module_& module);
 void bind_stage(nb::module_& module);
+void bind_device(nb::module_& module);
 
 namespace {
 
@@ -72,4 +73,5 @@ NB_MODULE(_native, module) {
   bind_far(module);
   bind_serve(module);
   bind_stage(module);
+  bind_device(module);
 }

@@ -202,6 +202,11 @@ class BoundReader {
     return ticket;
   }
 
+  // Keeps `out` while the read of this ticket, begun elsewhere, may write to it.
+  void lend(solar::Reader::Ticket ticket, nb::handle out) {
+    lent_.emplace(ticket, std::make_shared<PythonBuffer>(out));
+  }
+
   // The ticket's own counts, or None.
   nb::object wait(solar::Reader::Ticket ticket, double seconds) {
     const std::chrono::nanoseconds limit = nanoseconds(seconds);
@@ -347,6 +352,7 @@ void bind_reader(nb::module_& module) {
            "positions"_a.noconvert() = nb::none(), "counts"_a.noconvert() = nb::none())
       .def("submit_boxes", &BoundReader::submit_boxes, "boxes"_a, "samples"_a.noconvert(), "corners"_a.noconvert(),
            "out"_a, "positions"_a.noconvert() = nb::none())
+      .def("lend", &BoundReader::lend, "ticket"_a, "out"_a)
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
       .def("waiting_for", &BoundReader::waiting_for, "ticket"_a)
       .def("abandon", &BoundReader::abandon, "ticket"_a)

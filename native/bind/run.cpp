@@ -1,6 +1,7 @@
 // Run, and the Node that several of them share.
 
 #include "solar/asked.hpp"
+#include "solar/read_ahead.hpp"
 #include "solar/run.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -217,10 +218,11 @@ class BoundRun {
     }
     run_->retired();
     if (!here) return nb::none();
-    nb::list fields;
-    for (auto& field : batch.fields) fields.append(solar::bind::array_of(std::move(field)));
-    return nb::make_tuple(fields, solar::bind::counts_of(batch.counts));
+    return solar::bind::tuple_of(std::move(batch));
   }
+
+  void retire() { run_->retired(); }
+  solar::Run& native() { return *run_; }
 
   nb::str waiting_for() const {
     std::string found;
@@ -259,7 +261,74 @@ class BoundRun {
   std::unique_ptr<solar::Run> run_;
 };
 
+// Its reader and sources stay as long as it does.
+class BoundReadAhead {
+ public:
+  BoundReadAhead(nb::object reader, const std::vector<const BoundSource*>& fields) : reader_(std::move(reader)) {
+    std::vector<std::shared_ptr<const solar::Source>> sources;
+    for (const BoundSource* one : fields) sources.push_back(one->native);
+    native_ = std::make_unique<solar::ReadAhead>(solar::bind::native_reader(reader_), shared(solar::bind::batch_pool()),
+                                                 std::move(sources));
+  }
+  ~BoundReadAhead() {
+    nb::gil_scoped_release released;
+    native_.reset();
+  }
+  BoundReadAhead(const BoundReadAhead&) = delete;
+  BoundReadAhead& operator=(const BoundReadAhead&) = delete;
+
+  void begin(const Sizes& rows) {
+    nb::gil_scoped_release released;
+    native_->begin(view(rows));
+  }
+
+  nb::object take(double seconds) {
+    const std::chrono::nanoseconds limit = nanoseconds(seconds);
+    solar::Batches::Batch batch;
+    bool here = false;
+    {
+      nb::gil_scoped_release released;
+      here = native_->take(limit, batch);
+    }
+    if (!here) return nb::none();
+    return solar::bind::tuple_of(std::move(batch));
+  }
+
+  nb::list leave() {
+    nb::list left;
+    for (auto& begun : native_->leave()) {
+      nb::list fields, tickets;
+      for (auto& field : begun.fields) fields.append(solar::bind::array_of(std::move(field)));
+      for (const solar::Reader::Ticket ticket : begun.tickets) tickets.append(ticket);
+      left.append(nb::make_tuple(fields, tickets, solar::bind::counts_of(begun.counts)));
+    }
+    return left;
+  }
+
+  std::vector<solar::Reader::Ticket> oldest() const { return native_->oldest(); }
+  solar::ReadAhead& native() { return *native_; }
+
+ private:
+  nb::object reader_;  // goes last
+  std::unique_ptr<solar::ReadAhead> native_;
+};
+
 }  // namespace
+
+namespace solar::bind {
+
+Batches& native_batches(nb::handle from) {
+  if (nb::isinstance<BoundRun>(from)) return nb::cast<BoundRun&>(from).native();
+  return nb::cast<BoundReadAhead&>(from).native();
+}
+
+nb::tuple tuple_of(Batches::Batch batch) {
+  nb::list fields;
+  for (auto& field : batch.fields) fields.append(array_of(std::move(field)));
+  return nb::make_tuple(fields, counts_of(batch.counts));
+}
+
+}  // namespace solar::bind
 
 void bind_run(nb::module_& module) {
   using namespace nb::literals;
@@ -300,8 +369,15 @@ void bind_run(nb::module_& module) {
            "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none(), "pack"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
+      .def("retire", &BoundRun::retire)
       .def("waiting_for", &BoundRun::waiting_for)
       .def("due", &BoundRun::due)
       .def("counts", &BoundRun::counts)
       .def("close", &BoundRun::close, "seconds"_a);
+  nb::class_<BoundReadAhead>(module, "ReadAhead")
+      .def(nb::init<nb::object, const std::vector<const BoundSource*>&>(), "reader"_a, "fields"_a)
+      .def("begin", &BoundReadAhead::begin, "rows"_a.noconvert())
+      .def("take", &BoundReadAhead::take, "seconds"_a)
+      .def("oldest", &BoundReadAhead::oldest)
+      .def("leave", &BoundReadAhead::leave);
 }

@@ -1,5 +1,6 @@
 #include "solar/memory.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <list>
 #include <map>
@@ -43,7 +44,10 @@ std::byte* allocate(std::size_t nbytes) {
   return map_pages(nbytes);
 }
 
+std::atomic<void (*)(const std::byte*) noexcept> hears{nullptr};
+
 void free_bytes(std::byte* bytes, std::size_t nbytes) {
+  if (const auto hear = hears.load(std::memory_order_acquire); hear != nullptr) hear(bytes);
   if (nbytes < huge_page_nbytes) {
     std::free(bytes);
   } else {
@@ -219,6 +223,10 @@ std::size_t Pool::idle() const {
 }
 
 }  // namespace
+
+void MemoryPool::before_free(void (*hear)(const std::byte*) noexcept) noexcept {
+  hears.store(hear, std::memory_order_release);
+}
 
 std::shared_ptr<BatchPool> MemoryPool::make(std::size_t keep) { return std::make_shared<Pool>(keep); }
 

@@ -18,12 +18,15 @@ import torch
 
 from solar.device.cache import DeviceCache, PendingRows
 from solar.device.finish import DeviceFinish
+from solar.device.landed import LandedBatches
 from solar.device.parts import is_plain, plain_parts, walked
 from solar.device.resident import ResidentBatch, without_kept
 from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
 from solar.io.system.waiting import GLANCE
 from solar.loader.batch_future import BatchFuture, ended_first
+from solar.loader.direct import NativeWay
 from solar.loader.stats import Stats
+from solar.samples.pending import leaves
 from solar.samples.source import Array
 
 Tensor = torch.Tensor
@@ -39,6 +42,11 @@ class DeviceForm:
     dtype: torch.dtype | None = None
     channels_last: bool = False
     static: Static | None = None
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether tensors stay as they come."""
+        return self.dtype is None and not self.channels_last and self.static is None
 
     def given(self, tensor: Tensor) -> Tensor:
         """The tensor in this type and order of memory."""
@@ -109,7 +117,8 @@ class DeviceCopier:
         )  # those begun last: when one is done, and what of
         self._timed: deque[tuple[StreamMark, StreamMark, StreamMark]] = deque()
         self._timing = threading.Lock()
-        self._places = threading.Semaphore(min(ahead, COPIES_AHEAD))
+        self._most = min(ahead, COPIES_AHEAD)
+        self._places = threading.Semaphore(self._most)
         self._stopped = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -124,6 +133,14 @@ class DeviceCopier:
         return SLOTS if self.goes_by_itself else 0
 
     # --- on the way ----
+
+    def landed_batches(self, way: NativeWay) -> LandedBatches | None:
+        """The batches of a short way, copied by native code; None where they need more than that."""
+        native = None if self._streams is None or self._tier is not None else self._streams.native()
+        finishes = leaves(self._finishes)
+        if native is None or self._streams is None or any(one is not None and one.decodes for one in finishes):
+            return None
+        return LandedBatches(way, self._streams, native, self._form, finishes, self._stats, self._most)
 
     def start(self, coming: BatchFuture) -> BatchFuture:
         """Has a thread land the batch as soon as it is made, and there is a place."""

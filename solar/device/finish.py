@@ -49,6 +49,11 @@ class DeviceFinish:
             self._dtype = _torch_dtype(target)
             self._mean, self._std = (_term(term, target, device) for term in (field.mean, field.std))
 
+    @property
+    def decodes(self) -> bool:
+        """Whether rows are decoded, for which the host looks at them first."""
+        return self._decode is not None
+
     def told(self, host: Tensor) -> Told | None:
         """What is to be known of a tensor before it is finished on the device, where there is anything."""
         if self._decode is None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from solar import _native
+from solar.errors import SolarError
 
 Tensor = torch.Tensor
 
@@ -54,6 +55,24 @@ class Streams(Protocol):
     def continued(self) -> None:
         """What the consumer begins from now on comes after all that it began before, also in another stream."""
 
+    # --- for native code that copies ----
+
+    @property
+    def side(self) -> int:
+        """The stream of copies, as the device's driver knows it."""
+
+    def native(self) -> _native.Device | None:
+        """What copies without Python; None where nothing does."""
+
+    def current(self) -> int:
+        """The consumer's stream."""
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor on the device with nothing in it. Within `beside`."""
+
+
+CUDA_DRIVER = "libcuda.so.1"
+
 
 class CudaStreams:
     """Streams of a CUDA device.
@@ -69,6 +88,26 @@ class CudaStreams:
         self._device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: Any = None
+        self._native: list[_native.Device | None] = []
+
+    @property
+    def side(self) -> int:
+        return int(self._side.cuda_stream)
+
+    def native(self) -> _native.Device | None:
+        if not self._native:
+            try:
+                self._native.append(_native.Device(CUDA_DRIVER, self._device.index or 0))
+            except SolarError as error:
+                log.info("batches are brought to the device by torch, which is slower: %s", error)
+                self._native.append(None)
+        return self._native[0]
+
+    def current(self) -> int:
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def pinned(self, nbytes: int) -> Tensor:
         with torch.cuda.device(self._device):  # a thread begins on device 0, which may be another rank's

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from operator import add, itemgetter
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from solar import _native
 from solar.buffer.buffered_pass import BufferedPass
-from solar.io.reading.engine import COUNT_NAMES, Ticket
+from solar.io.reading.engine import COUNT_NAMES, Engine, Ticket
 from solar.io.reading.reader import Pending, Rows
 from solar.io.reading.run import Running
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here
-from solar.loader.batch_future import BatchFuture, profiling
+from solar.loader.batch_future import FORKED, BatchFuture, profiling
 from solar.loader.collate import Collation
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
 
-Taken = tuple[Iterable[Any], tuple[int, ...]]  # the arrays of a batch, and the counts of reading it
+Tensors = list[torch.Tensor]
+Taken = tuple[Any, tuple[int, ...]]  # a batch, and the counts of making it
 Assemble = Callable[[list[Any]], Any]  # what makes a batch of the tensors of its fields
 Left = tuple[PendingBatch, Any] | Exception  # a batch on its way, and its samples
 FOLDED = 64  # batches whose counts are added up together
@@ -32,6 +34,67 @@ FOLDED = 64  # batches whose counts are added up together
 
 class NotDirect(Exception):
     """Nothing is wrong with this batch, but it needs more than the short way has."""
+
+
+class Way(Protocol):
+    """Where batches come from, `ahead` of the loop."""
+
+    names: tuple[str, ...]  # of the counts
+
+    @property
+    def ahead(self) -> int: ...
+
+    @property
+    def samples(self) -> int:
+        """The samples of the batch taken last; before the first, those of a batch."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def begun(self) -> int:
+        """Batches of the epoch that the long way need not begin."""
+
+    @property
+    def indices(self) -> Iterator[Any]:
+        """What the long way goes on with."""
+
+    @property
+    def assemble(self) -> Assemble: ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether no batch comes after the one taken last."""
+
+    def take(self, seconds: float) -> Taken | None:
+        """The next batch, within this time. NotDirect where the long way is to go on."""
+
+    def called(self) -> Any:
+        """The samples of the batch taken last."""
+
+    def leave(self) -> list[Left]:
+        """The batches on their way, for the long way."""
+
+
+class NativeWay(Way, Protocol):
+    """A Way whose batches native code may take, to copy them to a device."""
+
+    rows: list[Rows]  # of each field
+
+    def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | _native.ReadAhead | None:
+        """What makes the batches, to be taken from there; None if it is not ready within this time.
+
+        `reclaim` is called when somebody else wants batches of it: they are given back.
+        """
+
+    def next_samples(self, place: int) -> int:
+        """The samples of the batch at this place behind the one handed out last; 0: there is none yet."""
+
+    def handed(self) -> None:
+        """Counts that the next batch was handed out."""
+
+    def given_back(self, left: list[Any], error: Exception | None) -> None:
+        """Takes the native object back: these batches were taken from it and not handed out, and then it failed."""
 
 
 class DirectBatches:
@@ -43,7 +106,7 @@ class DirectBatches:
     def __init__(self, way: Way, stats: Any, passage: EpochPosition, waits: bool) -> None:
         self.way = way
         self._stats, self._passage, self._waits = stats, passage, waits
-        self._noted = stats.noted
+        self._noted, self._nbytes = stats.noted, way.nbytes
         passage.taken = way.called  # who asks calls it
         stats.held((way.ahead + 1) * way.nbytes)  # the most at a time: the next is begun before one is handed out
         stats.held(-way.nbytes)
@@ -60,30 +123,33 @@ class DirectBatches:
             came = until(way.take, SAID_AFTER)
             if came is None:  # the long way says what it waits for
                 raise NotDirect
-        arrays, counts = came
+        parts, counts = came
         there = time.perf_counter()
-        data = way.assemble(list(map(torch.from_numpy, arrays)))
+        data = way.assemble(parts)
         self._passage.advance()
         now = time.perf_counter()
         self._noted.append(
             (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, way.names, counts)
         )
-        if len(self._noted) >= FOLDED:
+        if way.ended:
+            self._stats.whole()
+        elif len(self._noted) >= FOLDED:
             self._stats.fold()
         return data, now
 
     def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
         """The batches on their way, for the long way."""
-        way, coming = self.way, list[BatchFuture | Exception]()
-        for one in way.leave():
+        coming = list[BatchFuture | Exception]()
+        held = -self.way.ahead * self._nbytes
+        for one in self.way.leave():
             if isinstance(one, Exception):
                 coming.append(one)
                 continue
-            left = here(one[0], way.samples, making, ())
+            left = here(one[0], len(one[1]), making, ())
             left.called = one[1]
+            held += one[0].nbytes
             coming.append(left)
-        held = sum(isinstance(one, BatchFuture) for one in coming)
-        self._stats.held((held - way.ahead) * way.nbytes)
+        self._stats.held(held)
         return coming
 
 
@@ -129,7 +195,8 @@ def of_reader(
         return None
     rows = [one.rows for one in beneath.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
-    if not all(one.plain for one in rows) or (ahead + 1) * nbytes > nbytes_ahead:
+    ahead = min(ahead, nbytes_ahead // max(1, nbytes) - 1)
+    if not all(one.plain for one in rows) or ahead < 1:
         return None
     return ReaderBatches(indices, beneath, assemble, samples, ahead)
 
@@ -137,14 +204,16 @@ def of_reader(
 class RunBatches:
     """Batches that a run makes."""
 
-    names = (*COUNT_NAMES, "made_by_run")
+    names: tuple[str, ...] = (*COUNT_NAMES, "made_by_run")
+    ended = False
 
     def __init__(
         self, turn: BufferedPass, assemble: Assemble, run: Running, first: int, samples: int, number: int
     ) -> None:
-        self.assemble = assemble
+        self.assemble, self.rows = assemble, run.rows
         self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), turn.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
+        self._handed = 0  # by what has the native run
         self.indices = self._turn = turn
 
     def take(self, seconds: float) -> Taken | None:
@@ -156,7 +225,7 @@ class RunBatches:
             return None
         self.begun += 1  # first: who is interrupted here asks for it no more
         self._run.let_go(number)
-        return found[0], (*found[1], 1)
+        return list(map(torch.from_numpy, found[0])), (*found[1], 1)
 
     def called(self) -> Any:
         """The samples of the batch taken last."""
@@ -165,6 +234,21 @@ class RunBatches:
     def leave(self) -> list[Left]:
         self._turn.taken(self.begun)
         return []  # the long way asks the run for them
+
+    def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
+        self._handed = 0
+        return self._run.lend(self._first + self.begun, seconds, reclaim)
+
+    def next_samples(self, place: int) -> int:
+        return self.samples if self.begun + place < self._end else 0
+
+    def handed(self) -> None:
+        self.begun += 1
+        self._handed += 1
+        self._run.passed()
+
+    def given_back(self, left: list[Any], error: Exception | None) -> None:
+        self._run.given_back(self._handed, left, error)
 
 
 class ReaderBatches:
@@ -177,79 +261,115 @@ class ReaderBatches:
     ) -> None:
         self.samples, self.ahead, self.assemble = samples, ahead, assemble
         self.indices, self._beneath = indices, beneath
-        self._rows: list[Rows] = [one.rows for one in beneath.first.opened()]
-        self.nbytes = samples * sum(one.sample_nbytes for one in self._rows)
-        self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any, Any] | Exception] = deque()
+        self.rows = [one.rows for one in beneath.first.opened()]
+        self._row_nbytes = sum(one.sample_nbytes for one in self.rows)
+        self.nbytes = samples * self._row_nbytes
+        self._ahead = _native.ReadAhead(Engine.get(), [one.source for one in self.rows if one.source is not None])
+        self._asked = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
+        self._came = deque[Any]()  # received, and not yet handed out
+        self._failed: Exception | None = None
+        self._drained = False  # no more are begun
+        self._exhausted = False  # there are no more
         self.begun = 0
         self._last: Any = ()
 
-    def take(self, seconds: float) -> Taken | None:
-        while len(self._coming) <= self.ahead:
-            self._begin()
-        came = self._coming[0]
-        assert isinstance(came, tuple), "what failed is left to the long way"
-        tickets, arrays, _, samples = came
-        counts: tuple[int, ...] = ()
-        try:
-            for ticket in tickets:
-                own = ticket.ended(seconds)
-                if own is None:
-                    return None
-                counts = tuple(map(add, counts, own)) if counts else own
-        except Exception as error:
-            self._coming[0] = error.with_traceback(None)  # raised once, when the loop asks for this batch
-            raise NotDirect from None
-        self._coming.popleft()
-        self._last = samples
-        return arrays, counts
+    @property
+    def ended(self) -> bool:
+        return self._exhausted and not self._asked
 
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Those of the oldest batch on its way."""
-        came = self._coming[0]
-        return came[0] if isinstance(came, tuple) else ()
+    def take(self, seconds: float) -> Taken | None:
+        self._begin()
+        if not self._asked:
+            raise NotDirect
+        if not self._came:
+            try:
+                # In one statement: between two, Ctrl-C could lose the batch.
+                self._came.extend(map(self._ahead.take, (seconds,)))
+            except Exception as error:
+                self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
+                raise NotDirect from None
+        if (came := self._came[0]) is None:
+            self._came.clear()
+            return None
+        samples = len(self._asked[0][0])
+        values = map(torch.from_numpy, map(Rows.from_bytes, self.rows, came[0], repeat(samples)))
+        found = list(values), came[1]
+        self._came.popleft()
+        self.handed()
+        return found
 
     def called(self) -> Any:
         """The samples of the batch taken last."""
         return self._last
 
+    def tickets(self) -> list[int]:
+        """Those of the oldest batch on its way."""
+        return self._ahead.oldest()
+
     def _begin(self) -> None:
-        try:
-            samples = next(self.indices)
-        except StopIteration:
-            raise NotDirect from None
-        except Exception as error:  # comes after the batches on their way
-            self.indices = _raising(error)
-            raise NotDirect from None
-        try:
-            if not isinstance(samples, np.ndarray) or len(samples) != self.samples:
-                raise NotDirect
-            asked = samples if self._beneath.plain else self._beneath.locate(samples)[1]
-            began = [one.begin(asked) for one in self._rows]
-        except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
-            self.indices = chain([samples], self.indices)
-            raise
-        self._coming.append((*zip(*began, strict=True), asked, samples))
-        self.begun += 1
+        """Begins batches, as many as may be ahead."""
+        while len(self._asked) <= self.ahead and not self._drained:
+            try:
+                samples = next(self.indices)
+            except StopIteration:
+                self._drained = self._exhausted = True
+                self.indices = iter(())
+                break
+            except Exception as error:  # comes after the batches on their way
+                self._drained, self.indices = True, _raising(error)
+                break
+            try:
+                if not isinstance(samples, np.ndarray) or not len(samples):
+                    raise NotDirect
+                asked = samples if self._beneath.plain else self._beneath.locate(samples)[1]
+                self._ahead.begin(np.ascontiguousarray(asked, np.int64))
+            except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
+                self._drained, self.indices = True, chain([samples], self.indices)
+                break
+            self._asked.append((samples, asked))
+            self.begun += 1
 
     def leave(self) -> list[Left]:
-        structure, found = self._beneath.first.layouts, list[Left]()
-        while self._coming:
-            came = self._coming.popleft()
-            if isinstance(came, Exception):
-                found.append(came)
-                continue
-            pairs = zip(*came[:2], strict=True)
-            fields = [PendingField([Pending(values, ticket, values.nbytes)], None, came[2]) for ticket, values in pairs]
-            found.append((PendingBatch(structure, fields), came[3]))
+        found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
+        if self._failed is not None:
+            self._asked.popleft()
+            found.append(self._failed)
+        found += [self._pending(*one) for one in self._ahead.leave()]
+        found += [RuntimeError(FORKED) for _ in self._asked]  # native code has those of its own process alone
+        self._came.clear()
+        self._asked.clear()
         return found
+
+    def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
+        """The next batch for the long way: its memory, and where it is still being read the tickets of that."""
+        samples, asked = self._asked.popleft()
+        parts = list[PendingField]()
+        for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):
+            values = rows.from_bytes(memory, len(samples))
+            work = Ticket.begun(ticket, memory, (0,) * len(counts) if parts else counts)
+            parts.append(PendingField([Pending(values, work, values.nbytes)], None, asked))
+        return PendingBatch(self._beneath.first.layouts, parts), samples
+
+    def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.ReadAhead | None:
+        return self._ahead
+
+    def next_samples(self, place: int) -> int:
+        self._begin()
+        return len(self._asked[place][0]) if place < len(self._asked) else 0
+
+    def handed(self) -> None:
+        self._last, _ = self._asked.popleft()
+        self.samples = len(self._last)
+        self.nbytes = self.samples * self._row_nbytes
+
+    def given_back(self, left: list[Any], error: Exception | None) -> None:
+        self._came.extend(left)
+        self._failed = error
 
 
 def _raising(error: Exception) -> Iterator[Any]:
     raise error
     yield
-
-
-Way = RunBatches | ReaderBatches  # where batches come from: all of `samples` and `nbytes`, `ahead` of the loop
 
 
 def way_of(
@@ -259,7 +379,7 @@ def way_of(
     collation: Collation | None,
     samples: int,
     ahead: tuple[int, int],
-) -> Way | None:
+) -> RunBatches | ReaderBatches | None:
     """The short way of batches of so many samples; None where there is none. `ahead` are batches, and bytes at most."""
     assemble = assembly(beneath, collation)
     if assemble is None:

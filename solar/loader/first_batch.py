@@ -41,7 +41,7 @@ def last_ticket(passing: Any) -> int:
             run = passing._turn.run
             return run.due() if isinstance(run, Running) else 0
         if passing._straight is not None and isinstance(way := passing._straight.way, ReaderBatches):
-            return max(one.number for one in way.tickets())
+            return max(way.tickets())
         works = (part.work for one in passing._coming[0].pending.fields for part in one.parts)
         return max((one.number for one in works if isinstance(one, Ticket)), default=0)
     except (AttributeError, IndexError, ValueError):  # it comes, or goes, meanwhile

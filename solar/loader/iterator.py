@@ -262,12 +262,16 @@ class EpochIterator(Draws):
         finally:
             del replaced  # or it and this frame, which is in its traceback, would keep each other alive
         self._prepared = True
-        more = (self._threads, self._landing, self._skipping, self._bar, self._device_transform)
-        if self._pin_memory or any(one is not None for one in more):
+        more = (self._threads, self._skipping, self._bar, self._device_transform)
+        if any(one is not None for one in more) or (self._pin_memory and self._landing is None):
             return
         collation, size = self._making.collation, self._course.batch_size or 0
-        if way := way_of(self._turn, self._indices, self._beneath, collation, size, (self._ahead, self._nbytes_ahead)):
-            self._straight = DirectBatches(way, self._stats, self.passage, waits=not self._timeout)
+        ahead = self._ahead, self._nbytes_ahead
+        found = way_of(self._turn, self._indices, self._beneath, collation, size, ahead)
+        if found is not None:
+            way = found if self._landing is None else self._landing.landed_batches(found)
+            if way is not None:
+                self._straight = DirectBatches(way, self._stats, self.passage, waits=not self._timeout)
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""

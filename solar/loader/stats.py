@@ -114,6 +114,8 @@ class Stats:
         for name, value in counts.items():
             if value and name in native:
                 native[name] += value
+        self._landed_nbytes += counts.get("device_bytes", 0)
+        self._copying += counts.get("device_copy_ns", 0) / 1e9
 
     def fold(self) -> None:
         """Counts batches that were noted: the seconds busy before each, waited and collating; and what they were."""
@@ -163,10 +165,10 @@ class Stats:
             cause = "buffer"
         if decoding := counts.get("decode_ns", 0):
             share = decoding / (counts.get("read_ns", 0) + decoding)
-        if exchanging := counts.get("exchange_wait_ns", 0):
-            exchanged = min(seconds, exchanging / 1e9)
-            waits["exchange"] += exchanged
-            seconds -= exchanged
+        for name, other in (("exchange_wait_ns", "exchange"), ("device_wait_ns", "device copy")):
+            if waiting := counts.get(name, 0):
+                waits[other] += (there := min(seconds, waiting / 1e9))
+                seconds -= there
         waits[cause] += seconds * (1 - share)
         waits["decode"] += seconds * share
 

@@ -19,6 +19,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   class Block;
 
   static std::shared_ptr<BatchPool> make(std::size_t keep);
+  // Has this function called with each block that a pool made by make() is about to free.
+  static void before_free(void (*hear)(const std::byte*) noexcept) noexcept;
   virtual ~MemoryPool() = default;
   virtual std::unique_ptr<Block> take(std::size_t nbytes) = 0;   // contents unspecified
   virtual std::size_t in_use() const = 0;                        // bytes handed out

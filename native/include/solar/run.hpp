@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "solar/batches.hpp"
 #include "solar/extents.hpp"
 #include "solar/memory.hpp"
 #include "solar/node.hpp"
@@ -44,7 +45,7 @@ struct RunStats {
   std::uint64_t stall_ns = 0;    // that making batches waited for reads though there was room for a batch
 };
 
-class Run {
+class Run final : public Batches {
  public:
   // Rows of one Source, for one field of the batches. Parts of a field have samples of equal size. With `pack` a page is
   // what a row may take encoded, and each row is a run of bytes in its file. One that takes more is read again at each use.
@@ -87,25 +88,18 @@ class Run {
     std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
     std::optional<Afresh> afresh = std::nullopt;
   };
-  struct Batch {
-    std::vector<std::unique_ptr<MemoryPool::Block>> fields;
-    ReaderStats counts;  // of what was read and decoded since the batch before
-  };
-
   // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more. `lends`: no
   // batch is begun while more than so many that were taken have not come back, and more than whoever asked last kept (a
   // loop gives one back as soon as it has the next), so that there are `staged` and `lends` in all; 0: that is no matter.
   Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
       std::shared_ptr<Node> node = nullptr, std::size_t lends = 0);
-  ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
+  ~Run() override;  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);
   // The next epoch, of every part; `sizes` has the samples of each batch. The arrays stay as long as `keep`, which comes back
   // by retired(). Throws std::invalid_argument where arrays do not fit each other.
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
-  // Moves the next batch to `batch`. Returns false if `limit` passes first. If the batch failed, throws its error; the
-  // batch then counts as taken.
-  bool take(std::chrono::nanoseconds limit, Batch& batch);
+  bool take(std::chrono::nanoseconds limit, Batch& batch) override;
   // What the next batch waits for: see Reader::waiting_for; or the ranks of the Node.
   std::string waiting_for() const;
   // The last ticket that the batch being made waits for: see Reader::progress. 0: it waits for none yet.

@@ -1,0 +1,199 @@
+"""LandedBatches: batches that native code copies to a device, each as soon as it is made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from solar import _native
+from solar.device.finish import DeviceFinish
+from solar.device.ring import SLOTS, Streams
+from solar.io.reading.engine import COUNT_NAMES
+from solar.loader.batch_future import ended_first
+from solar.loader.direct import Left, NativeWay, NotDirect, Taken, Tensors
+from solar.loader.stats import Stats
+
+if TYPE_CHECKING:
+    from solar.device.copier import DeviceForm
+
+log = logging.getLogger("solar")
+
+
+class LandedBatches:
+    """The batches of a Way on a device, at most `places` of them before the loop asks for them.
+
+    A native thread waits for a batch, and begins its copy, in the stream of copies, to tensors that were made before.
+    The loop then has its own stream wait for that copy, and what a Field or the loader makes of the tensors on the
+    device is begun in the loop's stream. So the loop waits only for the bytes of a batch, never for the device.
+    """
+
+    def __init__(
+        self,
+        way: NativeWay,
+        streams: Streams,
+        device: _native.Device,
+        form: DeviceForm,
+        finishes: list[DeviceFinish | None],
+        stats: Stats,
+        places: int,
+    ) -> None:
+        self._way, self._streams, self._device, self._form = way, streams, device, form
+        self._finishes, self._stats, self._places = finishes, stats, places
+        self.names = (*way.names, "device_bytes", "device_copy_ns", "device_wait_ns")
+        self._more = (1,) * (len(way.names) - len(COUNT_NAMES))
+        empty = [one.from_bytes(np.empty(0, np.uint8), 0) for one in way.rows]
+        self._shapes = [(one.shape[1:], torch.from_numpy(one).dtype) for one in empty]
+        self._plain = form.as_it_is and all(one is None for one in finishes)
+        self._there = deque[Tensors]()  # where the next batches go
+        self._lander: _native.Lander | None = None
+        self._using = threading.Lock()  # the lander, which another thread may stop
+        self._stopped = False
+        self._failure: Exception | None = None  # of the first batch that was not copied
+        self._copied_ns = self._waited_ns = 0
+        self._waiting_nbytes = places * way.nbytes  # which the loop has not asked for
+        stats.landed(0, self._waiting_nbytes)
+        ended_first(self)
+
+    # --- as a Way ----
+
+    @property
+    def ahead(self) -> int:
+        return self._way.ahead
+
+    @property
+    def samples(self) -> int:
+        return self._way.samples
+
+    @property
+    def nbytes(self) -> int:
+        return self._way.nbytes
+
+    @property
+    def begun(self) -> int:
+        return self._way.begun
+
+    @property
+    def indices(self) -> Iterator[Any]:
+        return self._way.indices
+
+    @property
+    def ended(self) -> bool:
+        return self._way.ended
+
+    def assemble(self, parts: Tensors) -> Any:
+        return self._way.assemble(parts)
+
+    def called(self) -> Any:
+        return self._way.called()
+
+    def take(self, seconds: float) -> Taken | None:
+        with self._using:
+            if self._lander is None and not self._started(seconds):
+                return None
+            lander = self._lander
+            if lander is None or not (self._there or self._place()):
+                raise NotDirect
+            try:
+                counts = self._taken(lander, seconds)
+            except Exception as error:
+                self._failed(error)
+                raise NotDirect from None
+            if counts is None:
+                return None
+            tensors = self._there.popleft()
+            self._way.handed()
+            self._place()
+        keep, nbytes = self._streams.keep, 0
+        for tensor in tensors:
+            keep(tensor)
+            nbytes += tensor.nbytes
+        before, self._copied_ns = self._copied_ns, lander.copied_ns()
+        waited, self._waited_ns = self._waited_ns, 0
+        counts = (*counts, *self._more, nbytes, self._copied_ns - before, waited)
+        return (tensors if self._plain else self._made(tensors)), counts
+
+    def _started(self, seconds: float) -> bool:
+        """Whether there is a lander. NotDirect once it was stopped."""
+        if self._stopped:
+            raise NotDirect
+        native = self._way.native(seconds, self.close)
+        if native is None:
+            return False
+        self._lander = _native.Lander(self._device, self._streams.side, native, SLOTS)
+        while len(self._there) < self._places and self._place():
+            pass
+        return True
+
+    def _place(self) -> bool:
+        """Makes the tensors of the next batch that has none, and has it copied there. False where there is none."""
+        samples = self._way.next_samples(len(self._there))
+        if not samples or self._lander is None:
+            return False
+        with self._streams.beside():
+            tensors = [self._streams.room((samples, *shape), dtype) for shape, dtype in self._shapes]
+        self._there.append(tensors)
+        self._lander.begin([(one.data_ptr(), one.nbytes) for one in tensors])
+        return True
+
+    def _taken(self, lander: _native.Lander, seconds: float) -> tuple[int, ...] | None:
+        """The counts of the next batch, when its copy is begun."""
+        stream = self._streams.current()
+        if not seconds:
+            return lander.take(seconds, stream)
+        copying, begin = lander.copying(), time.perf_counter_ns()
+        counts = lander.take(seconds, stream)
+        if copying:
+            self._waited_ns += time.perf_counter_ns() - begin
+        return counts
+
+    def _made(self, tensors: Tensors) -> Tensors:
+        """What the Fields, and the loader, make of a batch on the device, in the loop's stream."""
+        form, found = self._form, Tensors()
+        with torch.no_grad():
+            for tensor, finish in zip(tensors, self._finishes, strict=True):
+                found.append(form.given(tensor if finish is None else finish(tensor, None)))
+            if form.static is not None:
+                self._streams.continued()  # what still reads the batch before comes first
+                found = [form.static.place(number, one) for number, one in enumerate(found)]
+        return found
+
+    def _failed(self, error: Exception) -> None:
+        """A batch that failed is raised in its turn. Where it was the device, torch goes on, or says what is wrong."""
+        self._stop()
+        if self._failure is None:
+            log.warning("batches are brought to the device by torch from now on, which is slower: %s", error)
+
+    # --- the end ----
+
+    def leave(self) -> list[Left]:
+        self.close()
+        return self._way.leave()
+
+    def close(self) -> None:
+        """Copies no more, and gives back what was made and not handed out: also called by whoever has to have it."""
+        with self._using:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self._stats.landed(0, -self._waiting_nbytes)
+        lander, self._lander = self._lander, None
+        if lander is None:
+            return
+        left = lander.stop()
+        try:
+            lander.failed()
+        except Exception as error:
+            self._failure = error.with_traceback(None)
+        self._stats.device_took((lander.copied_ns() - self._copied_ns) / 1e9, 0.0)
+        self._there.clear()
+        self._way.given_back(left, self._failure)
