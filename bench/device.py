@@ -31,7 +31,9 @@ from solar import DataLoader, H5Dataset, compress
 
 SIDE, BATCH, ROUNDS = 256, 64, 3
 LONG = 1_000_000  # samples of an epoch, or as many as the file has
-LARGE, TIMES = "solar, batches of 256", 4
+LARGE, SMALL = "solar, batches of 256", "solar, batches of 16"
+TIMES = {LARGE: 4, SMALL: 0.25}  # as large as the others
+BUFFER = "2GiB"  # has room for all samples
 ON_HOST = "solar, on the host"  # what it could bring at most: batches that nobody copies to the device
 FIELDS = {"x": "x"}
 Batches = Iterator[dict[str, torch.Tensor]]
@@ -153,7 +155,9 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
     of = (FIELDS, BATCH, device)
     running: dict[str, Batches] = {
         "solar": by_solar(plain, *of),
-        LARGE: by_solar(plain, FIELDS, TIMES * BATCH, device),
+        LARGE: by_solar(plain, FIELDS, round(TIMES[LARGE] * BATCH), device),
+        SMALL: by_solar(plain, FIELDS, round(TIMES[SMALL] * BATCH), device),
+        "solar, out of a buffer": by_solar(plain, *of, buffer=BUFFER),
         "solar, bfloat16": by_solar(plain, *of, dtype="bfloat16"),
         "solar, decoded on the host": by_solar(encoded, *of),
         "solar, decoded on the device": by_solar(encoded, *of, decode="device"),
@@ -168,21 +172,17 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
         paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
     for _ in range(ROUNDS):
         for name, batches in running.items():
-            many = times_of(name) * products
+            many = round(TIMES.get(name, 1) * products)
             free, step = (paced(batches, device, seconds, made) for made in (0, many))
             rounds[name].append((free.seconds, step.seconds, step.asking))
     for name, found in rounds.items():
         free, step, asking = (statistics.median(column) for column in zip(*found, strict=True))
-        rate = times_of(name) * BATCH * SIDE * SIDE * 4 / free
+        rate = TIMES.get(name, 1) * BATCH * SIDE * SIDE * 4 / free
         tell(
             what=name, gigabytes_a_second=rate / 1e9, of_the_copy=rate / copied,
-            step_seconds=step, waited=max(0.0, 1 - times_of(name) * without / step), asking_microseconds=asking * 1e6,
+            step_seconds=step, waited=max(0.0, 1 - TIMES.get(name, 1) * without / step),
+            asking_microseconds=asking * 1e6,
         )  # fmt: skip
-
-
-def times_of(name: str) -> int:
-    """How many times as large a peer's batches are."""
-    return TIMES if name == LARGE else 1
 
 
 def tell(**facts: Any) -> None:

@@ -304,7 +304,10 @@ def loader(found: Iterable[Record]) -> str:
 # --- python -m bench.gpu ----
 
 
-SENT = {"solar": "in batches of 17 MB", "solar, batches of 256": "in batches of 67 MB"}
+SENT = {
+    "solar": "in batches of 17 MB", "solar, out of a buffer": "of these out of a buffer",
+    "solar, batches of 256": "in batches of 67 MB",
+}  # fmt: skip
 
 
 def gpu(found: Iterable[Record]) -> str:
@@ -329,7 +332,8 @@ def gpu(found: Iterable[Record]) -> str:
     devices = sorted({f"{one['device']}, torch {one['torch']}, {one['made'][:10]}" for one in by})
     said = table("claim|asked|measured", ((what, asked, is_so or "not measured") for what, asked, is_so in rows))
     sent = table("host to device|GB/s:|of the pinned copy:|a step of five copies waits:|asking for a batch, µs:", (
-        (one["what"], f"{one['gigabytes_a_second']:.1f}", f"{one['of_the_copy']:.0%}", f"{one['waited']:.1%}",
+        (one["what"], f"{one['gigabytes_a_second']:.1f}", f"{one['of_the_copy']:.0%}",
+         f"{one['waited']:.1%}" if "waited" in one else "",
          f"{one['asking_microseconds']:.0f}" if "asking_microseconds" in one else "")
         for one in sorted(loaders, key=lambda one: one["gigabytes_a_second"])
     ))  # fmt: skip

@@ -68,6 +68,7 @@ APART = {
     "loader.collate": "loader.batches",
     "loader.stats": "loader.report",
     "loader.uneven": "loader.batches",
+    "loader.way": "loader.batches",
     "samples.boxes": "values",
     "samples.row_blocks": "samples.blocks",
     "samples.row_windows": "values",

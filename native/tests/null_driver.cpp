@@ -2,7 +2,10 @@
 //
 // A stream does its work in a thread of its own, in order: copies after a delay, events, waits for events of other streams.
 // Copies read from memory as late as they may, so whoever gives memory back too early is seen. It counts calls, and any of
-// them can be made to fail. tests/null_device.py builds it as a library; native/tests/lander_test.cpp includes it.
+// them can be made to fail. The C++ tests link it, and open it as a driver; tests/null_device.py builds it for the Python
+// tests.
+
+#include "null_driver.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -263,7 +266,6 @@ std::size_t null_pinned() {
   for (const auto& [bytes, nbytes] : null_driver::state().pinned) sum += nbytes;
   return sum;
 }
-// This function fails with the code after so many calls; none does where it is empty.
 void null_fail(const char* function, long after, int code) {
   const std::lock_guard lock(null_driver::state().mutex);
   null_driver::state().fault = {function, after, code};

@@ -24,8 +24,8 @@ from solar.device.resident import ResidentBatch, without_kept
 from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
 from solar.io.system.waiting import GLANCE
 from solar.loader.batch_future import BatchFuture, ended_first
-from solar.loader.direct import NativeWay
 from solar.loader.stats import Stats
+from solar.loader.way import NativeWay
 from solar.samples.pending import leaves
 from solar.samples.source import Array
 

@@ -17,8 +17,8 @@ from solar.device.finish import DeviceFinish
 from solar.device.ring import SLOTS, Streams
 from solar.io.reading.engine import COUNT_NAMES
 from solar.loader.batch_future import ended_first
-from solar.loader.direct import Left, NativeWay, NotDirect, Taken, Tensors
 from solar.loader.stats import Stats
+from solar.loader.way import Left, NativeWay, NotDirect, Taken, Tensors
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceForm

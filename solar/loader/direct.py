@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,80 +21,12 @@ from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here
 from solar.loader.batch_future import FORKED, BatchFuture, profiling
 from solar.loader.collate import Collation
+from solar.loader.way import Assemble, Left, NotDirect, Taken, Way
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
 
-Tensors = list[torch.Tensor]
-Taken = tuple[Any, tuple[int, ...]]  # a batch, and the counts of making it
-Assemble = Callable[[list[Any]], Any]  # what makes a batch of the tensors of its fields
-Left = tuple[PendingBatch, Any] | Exception  # a batch on its way, and its samples
 FOLDED = 64  # batches whose counts are added up together
-
-
-class NotDirect(Exception):
-    """Nothing is wrong with this batch, but it needs more than the short way has."""
-
-
-class Way(Protocol):
-    """Where batches come from, `ahead` of the loop."""
-
-    names: tuple[str, ...]  # of the counts
-
-    @property
-    def ahead(self) -> int: ...
-
-    @property
-    def samples(self) -> int:
-        """The samples of the batch taken last; before the first, those of a batch."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def begun(self) -> int:
-        """Batches of the epoch that the long way need not begin."""
-
-    @property
-    def indices(self) -> Iterator[Any]:
-        """What the long way goes on with."""
-
-    @property
-    def assemble(self) -> Assemble: ...
-
-    @property
-    def ended(self) -> bool:
-        """Whether no batch comes after the one taken last."""
-
-    def take(self, seconds: float) -> Taken | None:
-        """The next batch, within this time. NotDirect where the long way is to go on."""
-
-    def called(self) -> Any:
-        """The samples of the batch taken last."""
-
-    def leave(self) -> list[Left]:
-        """The batches on their way, for the long way."""
-
-
-class NativeWay(Way, Protocol):
-    """A Way whose batches native code may take, to copy them to a device."""
-
-    rows: list[Rows]  # of each field
-
-    def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | _native.ReadAhead | None:
-        """What makes the batches, to be taken from there; None if it is not ready within this time.
-
-        `reclaim` is called when somebody else wants batches of it: they are given back.
-        """
-
-    def next_samples(self, place: int) -> int:
-        """The samples of the batch at this place behind the one handed out last; 0: there is none yet."""
-
-    def handed(self) -> None:
-        """Counts that the next batch was handed out."""
-
-    def given_back(self, left: list[Any], error: Exception | None) -> None:
-        """Takes the native object back: these batches were taken from it and not handed out, and then it failed."""
 
 
 class DirectBatches:
