@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class GroupNames:
 BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
 UNVERSIONED = "unversioned+"  # before http:// or https://
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
+By = Literal["auto", "mpio", "mpio-collective"]  # who reads, as it is asked for
 
 
 def is_url(path: str) -> bool:

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, SolarError
-from solar.io.channels.meeting import peers
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, chunk_arrays, running
 from solar.io.hdf5.datatype import dtype_of, forms_of
 from solar.io.hdf5.groups import alike_rows, is_pattern
-from solar.io.hdf5.metadata import read_together
 from solar.io.hdf5.paths import Paths, files_of, hint, list_names, naming_writers, nearest
 from solar.io.hdf5.virtual import Made, check_group, join_stretches, left_to_libhdf5, parts_of_stretches, resolved
 from solar.values import Layout
@@ -90,14 +88,26 @@ def inspect(
         with naming_writers(files):
             return read_layouts(files, names, samples, cache)
 
-    these = peers() if together else None
-    if these is not None and names is not None and any("*" in name for name in names):
-        raise LayoutError("together=True: names with stars are looked for by each rank: leave together= out")
-    layouts = read() if these is None else read_together(these, *describe_inspection(path, names, samples), read)
+    layouts = _read_together(path, names, samples, read) if together else read()
     if names is None:
         return {layout.name: layout for layout in layouts}
     waiting = iter(layouts)
     return _structured(field, lambda _: next(waiting))
+
+
+def _read_together(
+    path: Paths, names: list[str] | None, samples: Samples, read: Callable[[], list[Layout]]
+) -> list[Layout]:
+    """What rank 0 reads, on all ranks; what is read here in a process without other ranks."""
+    from solar.io.channels.meeting import peers  # only where ranks read together
+    from solar.io.hdf5.metadata import read_together
+
+    these = peers()
+    if these is None:
+        return read()
+    if names is not None and any("*" in name for name in names):
+        raise LayoutError("together=True: names with stars are looked for by each rank: leave together= out")
+    return read_together(these, *describe_inspection(path, names, samples), read)
 
 
 def describe_inspection(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,8 @@ from solar.errors import PlanError, ReadError
 from solar.io.hdf5.guarded_reader import chunk_nbytes
 from solar.io.system import lifecycle
 from solar.io.system.identity import unchanged
-from solar.values import Layout
+from solar.values import By, Layout
 
-By = Literal["auto", "mpio", "mpio-collective"]
 Was = tuple[int, ...]  # the identity of a file
 MPIO_FILES_KEPT = 16  # files kept open
 LAST_WAIT = 1.0  # seconds that a read has to end when the program does

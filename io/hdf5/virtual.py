@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io.hdf5 import external_files, guarded_reader
+from solar.io.hdf5 import external_files
 from solar.io.hdf5.chunk_index import UNDEFINED, Folder, Table, chunk_table, joined_tables, running
 from solar.io.hdf5.datatype import dtype_of
 from solar.io.remote.location import sibling
@@ -378,7 +378,7 @@ def left_to_libhdf5(datasets: list[_native.Dataset], reason: str) -> list[_nativ
 
 def _resolved(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list[int], Made | str]:
     try:
-        facts = guarded_reader.sources_of_dataset(file, dataset["target"] or dataset["name"])
+        facts = _sources_of_dataset(file, dataset["target"] or dataset["name"])
     except SolarError as error:
         if dataset["storage"] == "virtual" or isinstance(error, LayoutError):  # its shape is not known; it is refused
             raise
@@ -429,7 +429,7 @@ def resolve(file: str, dataset: _native.Dataset, facts: dict[str, Any], depth: i
 
 def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
     """The sources of a virtual dataset that are not there, as it names them: file and dataset."""
-    facts = guarded_reader.sources_of_dataset(file, name)
+    facts = _sources_of_dataset(file, name)
     try:
         stored = facts["shape"] or _grown(file, _native.read_metadata(file, name)["datasets"][0], facts)
         mapped = [one for given in facts["sources"] for one in _blocks(given, stored[0])]
@@ -554,7 +554,7 @@ def _source(file: str, source: _native.Dataset | None, dataset: _native.Dataset,
             raise Unresolved(f"of its source {where}: {source['elsewhere']}")
         return whole_dataset(file, source)
     try:
-        facts = guarded_reader.sources_of_dataset(file, source["target"] or source["name"])
+        facts = _sources_of_dataset(file, source["target"] or source["name"])
     except SolarError as error:
         raise Unresolved(f"of its source: {error}") from None
     source["shape"] = _grown(file, source, facts) if facts["shape"] is None else list(facts["shape"])
@@ -689,3 +689,9 @@ def _covered(file: str, dataset: _native.Dataset, fill: str | None, at: list[Row
     new[1:] = (place[1:] != place[:-1]) | (first[1:] != first[:-1] + rows[:-1])
     starts = np.flatnonzero(new)
     return Made(found.places, place[starts], first[starts], np.add.reduceat(rows, starts))
+
+
+def _sources_of_dataset(file: str, name: str) -> Any:
+    from solar.io.hdf5 import guarded_reader  # starts a process of libhdf5: only where native code does not know it
+
+    return guarded_reader.sources_of_dataset(file, name)

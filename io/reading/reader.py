@@ -9,16 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError
-from solar.io.hdf5 import guarded_reader, mpio
 from solar.io.hdf5.chunk_index import SETTLED_NS
-from solar.io.hdf5.guarded_reader import SlowRead, chunk_nbytes
 from solar.io.hdf5.layouts import inspect
 from solar.io.hdf5.paths import Paths
 from solar.io.reading.engine import Ticket, source_of, source_of_part
@@ -34,6 +32,10 @@ from solar.values import Layout
 # Making a Path takes as long as a stat of its file.
 # ruff: noqa: PTH116
 
+
+if TYPE_CHECKING:
+    from solar.io.hdf5 import mpio
+    from solar.io.hdf5.guarded_reader import SlowRead
 
 KEPT, KEPT_NBYTES = 32, 64 << 20  # datasets, and bytes of their chunk arrays; the last one is kept in any case
 
@@ -373,11 +375,15 @@ class Rows:
         if self._source is not None and memory is not None and len(rows):
             return Ticket(self._source, rows, memory, positions)
         reader = self.layout.reader
+        from solar.io.hdf5 import guarded_reader, mpio  # only where libhdf5 reads
+
         if reader == "mpio-collective" and self._sample_nbytes:  # even without rows: the other ranks wait for this one
             return mpio.CollectiveRead(self.layout, rows, out)
         if len(rows) == 0 or out.nbytes == 0:
             return _NoWork(len(rows))
-        return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else guarded_reader.read_into)
+        return guarded_reader.SlowRead(
+            self.layout, rows, out, mpio.read_into if reader == "mpio" else guarded_reader.read_into
+        )
 
     def _check_out(self, out: NDArray[Any], length: int) -> None:
         """Raises unless rows can be read into `out`, in the byte order of the file or of `dtype`."""
@@ -403,9 +409,13 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
     for part in range(len(layout.part_file)):
         target = rows[layout.part_first[part] : layout.part_first[part + 1]]
         if layout.reader == "h5py":
+            from solar.io.hdf5 import guarded_reader
+
             whole = values if not layout.shape else target
             name = layout.name_in(int(layout.part_file[part]))
-            guarded_reader.read_into(unchanged(layout, part), name, None, whole, chunk_nbytes(layout, part))
+            guarded_reader.read_into(
+                unchanged(layout, part), name, None, whole, guarded_reader.chunk_nbytes(layout, part)
+            )
         elif target.size:
             memory = target.reshape(-1).view(np.uint8)
             ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), memory)

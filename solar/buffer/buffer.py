@@ -31,7 +31,6 @@ from solar.buffer.rank_group import RankGroup, RankMemory, check_alone, check_ex
 from solar.buffer.thread import Background, apart, failed, in_background, unless
 from solar.errors import PlanError, ReadError
 from solar.io.reading.run import Run, Running, threads
-from solar.io.reading.trial import may_be_packed, on_cores, try_packing
 from solar.loader.stats import Stats
 from solar.planning.budget import Budget, Needs, divide_memory, wholes
 from solar.planning.pass_uses import PassUses
@@ -64,6 +63,8 @@ def packings(
 
     Ranks that read together do so only where all of them found the same.
     """
+    from solar.io.reading.trial import may_be_packed, on_cores, try_packing
+
     pairs = zip(pieces, layouts, strict=True)
     # Blocks are cut where they lie.
     asked = [may_be_packed(one) and not own.in_blocks for own, one in pairs]

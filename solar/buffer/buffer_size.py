@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from solar.io.system import memory as machine
 from solar.io.system import profile
 from solar.io.system.quantities import size, size_of
 from solar.planning.budget import Needs, divide_memory, wholes
-from solar.planning.job import followed, predicted
 from solar.planning.planned_passes import PlannedPasses
 from solar.planning.regions import whole_region
-from solar.planning.torch_shuffles import ShuffledUses, random
 from solar.planning.units import Units, of_layout, uniform
 from solar.samples.row_windows import RowWindows
 from solar.values import Layout, Storage
+
+if TYPE_CHECKING:
+    from solar.planning.torch_shuffles import ShuffledUses
 
 Size: TypeAlias = int | float | str | None
 Profile: TypeAlias = Storage | str | os.PathLike[str] | None
@@ -218,6 +219,8 @@ def model_gain(
     copy, batch, smaller = smaller_copy(units, batch)
     order, extents = _fewer(copy.samples, extents, smaller)
     terms: dict[str, Any] = {"batch": batch, "epochs": epochs, "extents": extents}
+    from solar.planning.job import predicted  # a model of the buffer, where it is asked for
+
     without, with_it = (
         predicted(order, copy, storage, memory=room, **terms).seconds * smaller for room in (0, int(memory / smaller))
     )
@@ -231,6 +234,8 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
     """
     if any(piece.in_blocks for piece in window.pieces):
         return ""  # blocks, of which no smaller copy is made
+    from solar.planning.job import followed
+
     epochs = min(epochs or FORESEEN, FORESEEN)
     apart = together = stored = 0.0
     held = [plan.region.units for plan in window.plans]
@@ -256,6 +261,8 @@ def rows_per_sample(extents: RowWindows | None) -> int:
 
 def _fewer(rows: int, extents: RowWindows | None, smaller: float) -> tuple[ShuffledUses, RowWindows | None]:
     """The samples of a smaller copy of so many rows, which are used as often, and their order."""
+    from solar.planning.torch_shuffles import random
+
     if extents is None:
         return random(rows), None
     samples = max(1, min(rows, round(len(extents) / smaller)))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, islice, starmap
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -26,8 +26,10 @@ from solar.samples.constants import ConstantsOfBatch
 from solar.samples.dataset import H5Dataset, constants_of_batch
 from solar.samples.field_reader import FieldReader
 from solar.samples.pending import PendingBatch, PendingField, leaves
-from solar.samples.ragged_reader import InBlocks, most_blocks
 from solar.samples.source import SampleSource
+
+if TYPE_CHECKING:
+    from solar.samples.ragged_reader import InBlocks
 
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
 
@@ -199,7 +201,7 @@ class BufferedPass:
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
-        cut = InBlocks(self._beneath.datasets, which, names) if self._beneath.ragged else None
+        cut = _in_blocks(self._beneath, which, names) if self._beneath.ragged else None
         if self._by_row or self._picks:
             numbers = self._beneath.numbered(which, names, epoch)
             rows = self._beneath.rows_of(which, numbers)
@@ -267,12 +269,20 @@ class BufferedPass:
         return hold.run.given == hold.base + len(self._segment.sizes)
 
 
+def _in_blocks(beneath: SampleSource, which: Array | None, names: Array) -> InBlocks:
+    from solar.samples.ragged_reader import InBlocks
+
+    return InBlocks(beneath.datasets, which, names)
+
+
 def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
     if (
         beneath.ragged
     ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
         fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(beneath)]
+        from solar.samples.ragged_reader import most_blocks
+
         batch = most_blocks(beneath.datasets, batch)
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]

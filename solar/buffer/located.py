@@ -19,7 +19,6 @@ from solar.planning.regions import whole_region
 from solar.planning.units import MOST_SAMPLES, not_carried, of_layout
 from solar.samplers.index_stream import Pass
 from solar.samples.dataset import H5Dataset
-from solar.samples.ragged_reader import unlike
 from solar.samples.source import SampleSource
 from solar.values import Layout, Storage
 
@@ -56,6 +55,8 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
         for dataset in beneath.datasets
         for read in dataset.reads
     ]
+    from solar.samples.ragged_reader import unlike
+
     why = next(filter(None, reasons), "") or unlike(beneath.datasets)
     if not why or not buffer:
         return why

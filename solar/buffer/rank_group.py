@@ -7,25 +7,26 @@ import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from solar.buffer.located import layouts_beneath, located, pieces_of
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.channels import detect, node_memory
-from solar.io.channels.meeting import TROUBLE, Peers, peers
+from solar.io.channels import detect
 from solar.io.reading.reader import Rows
 from solar.io.reading.run import Run, Running, shared_nbytes
 from solar.io.system.waiting import RANKS_PATIENCE
 from solar.planning.budget import Needs
 from solar.planning.pass_uses import PassUses, SampleUses
 from solar.planning.planned_passes import Piece
-from solar.planning.sharing import SENDING, Sharing
 from solar.samplers.index_stream import IndexStream, Pass
 from solar.samples.pending import leaves
 from solar.samples.source import SampleSource
 from solar.values import RunPart
+
+if TYPE_CHECKING:
+    from solar.io.channels.meeting import Peers
 
 log = logging.getLogger("solar")
 
@@ -57,6 +58,8 @@ def those_of(exchange: str, order: IndexStream) -> Peers | None:
     replicas = order.sampler.num_replicas
     if replicas == 1:
         return None
+    from solar.io.channels.meeting import peers  # only where there are other ranks
+
     found = peers(exchange)
     if found is not None and found.ranks != replicas and exchange == "auto":
         log.info(
@@ -115,6 +118,9 @@ class RankGroup:
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
         least = {"alone": alone, "nbytes": nbytes}
         self.replaced = replaced
+        from solar.io.channels.meeting import TROUBLE
+        from solar.planning.sharing import Sharing
+
         same[TROUBLE] = None if self.replaced is None else str(self.replaced)
         try:
             self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
@@ -182,6 +188,8 @@ class RankGroup:
     @contextmanager
     def agreeing(self) -> Iterator[None]:
         """Runs what each rank does before a run begins. An error on one rank is raised on all."""
+        from solar.io.channels.meeting import TROUBLE
+
         what = f"the plan of a new run for {self._name}"
         try:
             self.check_files()
@@ -194,6 +202,9 @@ class RankGroup:
 
     def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
         """Returns the run that executes the plan of this node."""
+        from solar.io.channels import node_memory
+        from solar.planning.sharing import SENDING
+
         made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]

@@ -10,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate, default_convert
 
-from solar.io.channels.worker_processes import Processes, Task
 from solar.io.system.waiting import GLANCE, WaitTimeout
 from solar.loader.batch_future import UNWANTED, BatchFuture, ended_first, profiling, span
 from solar.loader.collate import Collation, collated, samples_of
 from solar.samples.pending import PendingBatch
 from solar.samples.transform import Key, Transform, transformed_by_key
+
+if TYPE_CHECKING:
+    from solar.io.channels.worker_processes import Processes, Task
 
 WAITING = "solar: wait for a batch being made"
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from solar.samples.ragged_batch import RaggedBatch, SparseBatch
-
 NAMES_SHOWN = 4  # shapes
 
 # A batch as read: an array with samples along axis 0, or a list, or tuples and dicts of them as the fields were named.
@@ -105,7 +103,7 @@ class Collation:
             return tensor if self._auto_collation else tensor[0]
         if isinstance(arrays, torch.Tensor):  # of bfloat16
             return arrays if self._auto_collation else arrays[0]
-        if isinstance(arrays, (RaggedBatch, SparseBatch)) and self._auto_collation:
+        if hasattr(arrays, "tensors") and self._auto_collation:  # of samples of unequal length
             return arrays.tensors()
         if isinstance(arrays, dict):
             return {name: self(part, f"{where}[{name!r}]") for name, part in arrays.items()}

@@ -14,14 +14,12 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.buffer.buffered_pass import AheadSpec, BufferedPass, batch_needs
 from solar.buffer.rank_group import placed
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.channels.worker_processes import Processes
 from solar.io.system.waiting import WaitTimeout
 from solar.loader.batch import Threads, here
 from solar.loader.batch_future import BatchFuture, profiling, span
 from solar.loader.direct import DirectBatches, way_of
 from solar.loader.first_batch import waited_for
 from solar.loader.skipping import UNREADABLE, LeftOutSample, skipping
-from solar.loader.uneven import EMPTY_BATCH, weight_batch
 from solar.loader.workers import WorkersWanted, start_workers
 from solar.samplers.epoch_position import Draws, EpochPosition
 from solar.samplers.samplers import check_no_rank_is_without
@@ -31,6 +29,7 @@ from solar.samples.transform import Key
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceCopier
+    from solar.io.channels.worker_processes import Processes
 
 ITERATOR_CLOSED = "this iterator was closed with its loader"
 
@@ -122,7 +121,7 @@ class EpochIterator(Draws):
                 self._bar.update()
             data = self._on_device(data)
             if pending.weight is not None:
-                data = weight_batch(data, pending.weight)
+                data = _weighted(data, pending.weight)
             self._handed_out = time.perf_counter()
             return data
 
@@ -334,7 +333,7 @@ class EpochIterator(Draws):
             if self._skipping is not None:
                 self._skipping.started(samples)
             if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
-                raise PlanError(EMPTY_BATCH)
+                raise _empty_batch()
             source = self._beneath if self._turn is None else self._turn
             coming = self._begun(source, samples, self.passage.before[0] + self._started)
             if self._lands_ahead and self._landing is not None:
@@ -405,3 +404,15 @@ class EpochIterator(Draws):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._release()
+
+
+def _weighted(data: Any, weight: float) -> Any:
+    from solar.loader.uneven import weight_batch  # only where ranks have different numbers of samples
+
+    return weight_batch(data, weight)
+
+
+def _empty_batch() -> PlanError:
+    from solar.loader.uneven import EMPTY_BATCH
+
+    return PlanError(EMPTY_BATCH)

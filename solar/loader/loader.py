@@ -21,11 +21,8 @@ from solar.buffer.rank_group import Balance, Exchanges
 from solar.errors import PlanError
 from solar.loader.batch import BatchMaker, cores
 from solar.loader.iterator import EpochIterator
-from solar.loader.metrics import progress as progress_bar
-from solar.loader.report import Report
 from solar.loader.skipping import OnError, check_on_error
 from solar.loader.stats import Stats
-from solar.loader.torch_iterators import SingleProcessIter, WorkersIter
 from solar.loader.workers import Workers
 from solar.samplers.epoch_position import SamplerState
 from solar.samplers.mixture import Mixture
@@ -36,6 +33,7 @@ from solar.samples.source import SampleSource, h5_beneath
 if TYPE_CHECKING:
     from solar.device.copier import DeviceCopier
     from solar.device.options import Device, DeviceOptions, Where
+    from solar.loader.report import Report
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
@@ -274,6 +272,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
+        from solar.loader.torch_iterators import SingleProcessIter, WorkersIter  # of data sets that torch's own reads
+
         if self.num_workers == 0:
             return SingleProcessIter(self)
         self.check_worker_number_rationality()
@@ -313,6 +313,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             total = len(self)
         except TypeError:
             total = None
+        from solar.loader.metrics import progress as progress_bar
+
         return progress_bar(total, self.progress if isinstance(self.progress, str) else "")
 
     # --- position ----
@@ -345,6 +347,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         A notebook shows it with a picture: what the time of each epoch went to.
         """
+        from solar.loader.report import Report
+
         found = h5_beneath(self.dataset) if self._engine_told else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice()
         if isinstance(found, str):

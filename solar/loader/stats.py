@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from solar.io.system import lifecycle
-from solar.loader.report import Report
-from solar.loader.report import report as in_words
+
+if TYPE_CHECKING:
+    from solar.loader.report import Report
 
 CAUSES = (
     *("storage", "decode", "buffer", "plan", "transform", "exchange"),
@@ -250,6 +251,9 @@ class Stats:
         are the samples of each class or source. `served`: a service has made batches. `foreseen`: the order of the
         epochs to come is known.
         """
+        from solar.loader.report import Report  # long, and of no use to a loop
+        from solar.loader.report import report as in_words
+
         epochs = self.by_epoch()
         facts = (filters, per_chunk, memory, buffer, counts, served, foreseen)
         return Report.of(in_words(self.as_dict(), epochs, *facts), epochs)

@@ -10,17 +10,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from solar.io.channels import fork_server
-from solar.io.channels.worker_processes import Processes, unsendable
 from solar.loader.batch import BatchMaker, Threads, cores
 from solar.samples.pending import leaves
 from solar.samples.transform import Key, seed_global_generators
 
+if TYPE_CHECKING:
+    from solar.io.channels.worker_processes import Processes
+
+# What only loaders with processes need is imported where they begin: most have none.
 SLOW = 1.0  # seconds after which the log says what the program waits for
 log = logging.getLogger("solar")
 
@@ -111,6 +113,8 @@ class Workers:
 
     def expect(self) -> None:
         """Begins to import what processes need, while the program does something else."""
+        from solar.io.channels import fork_server
+
         fork_server.expected(self, __name__)
 
     def start(self, making: BatchMaker, wanted: WorkersWanted, base_seed: int) -> Processes | None:
@@ -119,6 +123,9 @@ class Workers:
             self._kept, self._owner = None, os.getpid()
         if self._kept is not None:
             return self._kept
+        from solar.io.channels import fork_server
+        from solar.io.channels.worker_processes import Processes
+
         work = WorkerTask(making)
         start = WorkerStart(wanted.count, base_seed, wanted.dataset if wanted.init is not None else None, wanted.init)
         forked = wanted.context is not None and wanted.context.get_start_method() == "fork"
@@ -162,6 +169,8 @@ def _told_if_slow(count: int) -> Iterator[None]:
 
 
 def _can_be_sent(what: Any) -> bool:
+    from solar.io.channels.worker_processes import unsendable
+
     why = unsendable(what, REDUCERS)
     if not why:
         return True

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from solar.errors import LayoutError
-from solar.io.hdf5.box_blocks import chunk_of
 from solar.io.hdf5.chunk_index import Folder
 from solar.io.hdf5.layouts import Samples, inspect
-from solar.io.hdf5.mpio import By, by_mpio
 from solar.io.hdf5.paths import Paths
 from solar.io.reading.reader import read
 from solar.samples.crops import Crops, Slices, crops_of, slice_maps
@@ -26,7 +24,7 @@ from solar.samples.random_rows import random_rows
 from solar.samples.row_windows import Steps
 from solar.samples.unequal import field_name, of_groups, of_rows
 from solar.samples.windows import Windows, extents_of
-from solar.values import Layout
+from solar.values import By, Layout
 
 Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
 
@@ -84,8 +82,14 @@ def build(
         found = mapped(fields, lambda field: inspect(field_files(field, path), field_name(field), samples=kind, **look))
     else:
         found, columns = _arranged(fields, of_rows(path, leaves(fields), kind, cache, together=together))
-    layouts = mapped(found, lambda layout: by_mpio(layout, reader))
+    layouts = found if reader == "auto" else mapped(found, lambda layout: _by_mpio(layout, reader))
     return layouts, columns if unequal else map_fields(path, leaves(layouts), given, samples, look)
+
+
+def _by_mpio(layout: Layout, reader: By) -> Layout:
+    from solar.io.hdf5.mpio import by_mpio
+
+    return by_mpio(layout, reader)
 
 
 def _arranged(fields: Any, found: tuple[list[Layout], Any]) -> tuple[Any, Any]:
@@ -122,6 +126,8 @@ def map_fields(
             "data set of each"
         )
     if crops or along:
+        from solar.io.hdf5.box_blocks import chunk_of
+
         for layout in layouts:
             if layout.spread:
                 chunk_of(layout)  # raises: its volumes are not its parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from solar.io.reading.reader import Rows
 from solar.samples.field import Field
 from solar.samples.pending import arranged, leaves, mapped
 from solar.samples.ragged import BatchForm, Ragged
-from solar.samples.ragged_batch import RaggedBatch
 from solar.values import GroupNames, Layout
+
+if TYPE_CHECKING:
+    from solar.samples.ragged_batch import RaggedBatch
 
 CONSTANTS_AT_ONCE = (
     64 << 20
@@ -319,6 +321,8 @@ class ConstantsOfBatch:
             within = np.arange(len(rows)) - np.repeat(np.cumsum(own) - own, own)
             out[np.repeat(offsets[:-1][at], own) + within] = one.values[rows]
         assert form is not None, "it says how their batches come"
+        from solar.samples.ragged_batch import RaggedBatch
+
         return RaggedBatch(out, offsets, form)
 
 

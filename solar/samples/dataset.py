@@ -19,7 +19,6 @@ from solar.errors import LayoutError, PlanError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder
 from solar.io.hdf5.layouts import Samples
-from solar.io.hdf5.mpio import By
 from solar.io.hdf5.paths import Paths
 from solar.io.reading.reader import checked_rows
 from solar.io.reading.stage import tier_of
@@ -34,7 +33,7 @@ from solar.samples.pending import PendingBatch, leaves, mapped
 from solar.samples.protocol import LocatedRows, SampleMap, by_sample, first_rows, locate, shape_in
 from solar.samples.transform import Transform, transformed
 from solar.samples.windows import Windows
-from solar.values import Layout
+from solar.values import By, Layout
 
 
 def one_by_one(kind: type[Any]) -> Callable[[Any, Iterable[int]], list[Any]]:

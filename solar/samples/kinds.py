@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from solar.io.hdf5.box_blocks import box_blocks
-from solar.io.reading.box_rows import BoxRows
 from solar.io.reading.reader import Rows
 from solar.io.reading.stage import Tier
 from solar.samples.field import Field
 from solar.samples.field_reader import FieldReader, Read
 from solar.samples.protocol import HeldMap, SampleMap
-from solar.samples.ragged_reader import RaggedFieldReader
 from solar.values import Layout
 
+if TYPE_CHECKING:
+    from solar.samples.ragged_reader import RaggedFieldReader
+
 Held = list[tuple[Layout, HeldMap | None]]
-Reader = FieldReader | RaggedFieldReader
+Reader: TypeAlias = "FieldReader | RaggedFieldReader"
 
 
 class Kind(NamedTuple):
@@ -32,20 +32,30 @@ def _read_rows(read: Read, fields: Sequence[Field | None], page_cache: bool | No
 
 
 def _read_boxes(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
+    from solar.io.reading.box_rows import BoxRows  # each kind is imported by those who have it
+
     boxes: Any = read.extents
     return FieldReader(BoxRows(read.layout, True, page_cache, boxes, tier), [*fields], read.extents)
 
 
 def _read_ragged(read: Read, fields: Sequence[Field | None], page_cache: bool | None, tier: Tier | None) -> Reader:
+    from solar.samples.ragged_reader import RaggedFieldReader
+
     rows: Any = read.extents
     return RaggedFieldReader(rows, page_cache, tier)
+
+
+def _held_boxes(layout: Layout, own: Any) -> Held:
+    from solar.io.hdf5.box_blocks import box_blocks
+
+    return [box_blocks(layout, own)]
 
 
 SAMPLE_KINDS = {
     "rows": Kind(_read_rows, lambda layout, own: [(layout, None)]),
     "windows": Kind(_read_rows, lambda layout, own: [(layout, own)]),
     "random rows": Kind(_read_rows, lambda layout, own: [(layout, None)]),
-    "boxes": Kind(_read_boxes, lambda layout, own: [box_blocks(layout, own)]),
+    "boxes": Kind(_read_boxes, _held_boxes),
     "ragged": Kind(
         _read_ragged,
         lambda layout, own: [(blocks.layout, blocks) for blocks in own.blocks],
