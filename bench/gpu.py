@@ -64,12 +64,17 @@ def run(step: str, command: list[str], rows: Path) -> Iterator[Record]:
     ) as process:  # fmt: skip
         late = threading.Timer(LIMIT, process.kill)
         late.start()
-        for line in process.stdout or ():
-            print(f"    {line}", end="", flush=True)
-            lines.append(line.rstrip("\n"))
-            if line.startswith("{"):
-                yield json.loads(line)
-        late.cancel()
+        try:
+            for line in process.stdout or ():
+                print(f"    {line}", end="", flush=True)
+                lines.append(line.rstrip("\n"))
+                if line.startswith("{"):
+                    yield json.loads(line)
+        except BaseException:
+            process.kill()  # or whoever ends this would wait for it
+            raise
+        finally:
+            late.cancel()
     if rows.exists():
         yield from (json.loads(line) for line in rows.read_text().splitlines())
         rows.unlink()

@@ -49,6 +49,7 @@ SMALLEST = {
     "bench.serve_nodes": "--quick --hosts 2 --rates 1gbit --shares 0.25 --ways alone --folder {new} --out {new}/out",
     "bench.shapes": "--quick --scenes clips --peers solar --folder {new} --out {new}/out",
     "bench.slowfs": "",
+    "bench.threads": "--threads 2 --seconds 0.1 --files 4 --folder {new}",
     "bench.timeline": "--quick --samples 1024 --compute 1 --folder {new} --out {new}/out",
     "bench.training": "--quick --what steps --out {new}/out",
     "bench.training_part": "steps --size 32 --steps 1 --threads 1",

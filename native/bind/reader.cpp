@@ -361,6 +361,8 @@ void bind_reader(nb::module_& module) {
           "backend",
           [](const BoundReader& reader) { return reader.native().backend() == Backend::uring ? "uring" : "pread"; })
       .def("progress", [](const BoundReader& of, solar::Reader::Ticket last) { return of.native().progress(last); })
+      .def_prop_ro("opened", [](const BoundReader& reader) { return reader.native().opened(); })
+      .def_prop_ro("wakes", [](const BoundReader& reader) { return reader.native().wakes(); })
       .def("stats", &stats);
   module.def("check_unchanged", &check_unchanged, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
              "file_inode"_a.noconvert(), "file_ctime_ns"_a.noconvert(), "gone"_a, "threads"_a);

@@ -1,7 +1,7 @@
-#include <csignal>
 #include <stdexcept>
 
 #include "read/impl.hpp"
+#include "signals.hpp"
 
 namespace solar {
 
@@ -17,34 +17,29 @@ constexpr unsigned most_depth = 4096;
 }  // namespace
 
 Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch)
-    : recent(count) {
+    : recent(count), through(read::descriptor_limit(count), count, false), past(read::descriptor_limit(count), count, true) {
   if (count == 0 || count > most_threads || depth > most_depth) {
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));
   }
   auto rings = read::make_rings(count, depth, wanted);
   backend = rings[0] ? Backend::uring : Backend::pread;
-  const std::size_t files = read::descriptor_limit(count);
   for (auto& ring : rings) {
+    const read::WorkerFiles files{through, past, static_cast<unsigned>(workers.size()), read::descriptor_limit(count) / count};
     workers.push_back(std::make_unique<Worker>(files, gap, scratch, recent, std::move(ring),
                                                std::max(1U, depth / count), [this](Job& job) { finished(job); }));
   }
-  sigset_t all, before;  // signals are for the program's own threads
-  ::sigfillset(&all);
-  ::sigdelset(&all, SIGBUS);  // of mapped files: the thread's own, see Mapping
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const FatalSignalsOnly signals;
     for (auto& worker : workers) {
       threads.emplace_back([this, &worker = *worker] { work(worker); });
       const std::lock_guard lock(mutex);
       ++running;
     }
   } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     close(longest_wait);
     throw;
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Reader::Impl::check_process() const {
@@ -90,10 +85,21 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
   // What is in memory need not wait for what is not.
   job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
   urgent += job->batch.from_buffer();
-  const bool planned = job->state == Job::State::open;
+  const std::size_t units = job->state == Job::State::open ? job->batch.units() : 1;  // who plans it wakes others
+  const unsigned sleepers = sleeping;
   lock.unlock();  // first: who wakes would wait for it, and hold it when the caller asks for another ticket
-  planned ? has_work.notify_all() : has_work.notify_one();
+  wake(units, sleepers);
   return ticket;
+}
+
+// Wakes a thread for each of so many units, where as many sleep: to wake more than there is work for takes longer than
+// the work.
+void Reader::Impl::wake(std::size_t units, unsigned sleepers) {
+  if (units >= sleepers) {
+    if (sleepers > 0) has_work.notify_all();
+    return;
+  }
+  for (std::size_t i = 0; i < units; ++i) has_work.notify_one();
 }
 
 bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {
@@ -176,7 +182,10 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
   for (std::size_t i = 0; !closing;) {
     if (i == queue.size()) {
       if (!block) return nullptr;
+      ++sleeping;
       has_work.wait(lock);
+      --sleeping;
+      wakes.fetch_add(1, std::memory_order_relaxed);
       i = 0;
       continue;
     }
@@ -215,7 +224,7 @@ void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (nothing_to_do) return;
   job.state = Job::State::open;
-  if (job.batch.units() > 1) has_work.notify_all();
+  wake(job.batch.units() - 1, sleeping);  // this thread takes one
 }
 
 // The thread no longer holds the Job, which is used again when its ticket was waited for.
@@ -291,6 +300,8 @@ void Reader::abandon(Ticket ticket) noexcept {
 bool Reader::close(std::chrono::nanoseconds limit) { return ::getpid() != impl_->process || impl_->close(limit); }
 
 Backend Reader::backend() const { return impl_->backend; }
+std::uint64_t Reader::opened() const { return impl_->through.opened() + impl_->past.opened(); }
+std::uint64_t Reader::wakes() const { return impl_->wakes.load(std::memory_order_relaxed); }
 ReaderStats Reader::stats() const { return impl_->stats(); }
 
 }  // namespace solar

@@ -168,6 +168,8 @@ class Reader {
 
   Backend backend() const;  // which one runs
   ReaderStats stats() const;
+  std::uint64_t opened() const;  // files, ever: again and again where there are more than the system lets it keep open
+  std::uint64_t wakes() const;  // how often a thread that had nothing to do woke
 
  private:
   struct Impl;

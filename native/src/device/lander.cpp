@@ -1,9 +1,9 @@
 #include "solar/lander.hpp"
 
-#include <csignal>
 #include <string>
 #include <unistd.h>
 
+#include "signals.hpp"
 #include "solar/error.hpp"
 
 namespace solar {
@@ -19,16 +19,8 @@ Lander::Lander(std::shared_ptr<Device> device, Device::Stream stream, std::share
                std::size_t most)
     : process_(::getpid()), device_(std::move(device)), stream_(stream), pool_(std::move(pool)), from_(from),
       most_(std::max<std::size_t>(1, most)) {
-  sigset_t all, before;  // signals are for the program's own threads
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_.emplace([this] { land(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const FatalSignalsOnly signals;
+  thread_.emplace([this] { land(); });
 }
 
 Lander::~Lander() {

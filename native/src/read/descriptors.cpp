@@ -27,60 +27,113 @@ std::shared_ptr<const File> open_checked(const SourceFile& wanted, bool direct) 
 
 }  // namespace
 
-// Whether what is open is what was inspected. One that was written to since is opened anew, which says so.
-bool Descriptors::still(Open& open, const SourceFile& wanted, std::uint64_t now_ns) const {
-  if (!same(*open.file, wanted)) return false;  // of another inspection
-  if (now_ns - open.looked_ns < descriptor_check_ns) return true;
-  open.looked_ns = now_ns;
-  return open.file->unchanged();
+std::shared_ptr<const File> OpenFiles::open(const SourceFile& wanted, unsigned thread, std::uint64_t now_ns,
+                                            std::uint64_t& retries) {
+  const unsigned copy = thread % copies();
+  Shard& shard = shard_of(wanted.path);
+  {
+    const std::lock_guard lock(shard.mutex);
+    const auto found = shard.by_key.find(key_of(wanted.path, copy));
+    if (found != shard.by_key.end()) {
+      Open& open = *found->second;
+      // Of another inspection, or written to since, it is opened anew, which says so.
+      bool still = same(*open.file, wanted);
+      if (still && now_ns - open.looked_ns >= descriptor_check_ns) {
+        open.looked_ns = now_ns;
+        still = open.file->unchanged();
+      }
+      if (still) {
+        shard.files.splice(shard.files.begin(), shard.files, found->second);
+        return open.file;
+      }
+      drop(shard, found->second);
+    }
+  }
+  std::shared_ptr<const File> file = open_now(wanted, retries);  // which may take long
+  if (open_.load(std::memory_order_relaxed) >= limit_) drop_all(copies());  // of when there were fewer files
+  const std::lock_guard lock(shard.mutex);
+  while (!shard.files.empty() && open_.load(std::memory_order_relaxed) >= limit_) drop(shard, std::prev(shard.files.end()));
+  const std::string key = key_of(wanted.path, copy);
+  if (const auto beside = shard.by_key.find(key); beside != shard.by_key.end()) drop(shard, beside->second);
+  shard.files.push_front({wanted.path, copy, file, now_ns});
+  shard.by_key.emplace(key, shard.files.begin());
+  ++open_;
+  if (++shard.copies[wanted.path] == 1) ++paths_;
+  return file;
 }
 
-std::shared_ptr<const File> Descriptors::open(const SourceFile& wanted, std::uint64_t now_ns) {
-  auto at = files_.begin();
-  if (at == files_.end() || at->file->path() != wanted.path) {
-    const auto found = by_path_.find(wanted.path);
-    at = found == by_path_.end() ? files_.end() : found->second;
-  }
-  if (at != files_.end()) {
-    if (still(*at, wanted, now_ns)) {
-      if (at != files_.begin()) files_.splice(files_.begin(), files_, at);
-      return files_.front().file;
-    }
-    drop(at);
-  }
-  while (files_.size() >= limit_) drop(std::prev(files_.end()));
-  std::shared_ptr<const File> file;
-  for (Patience patience; file == nullptr;) {
+// How many descriptors of each file there is room for.
+unsigned OpenFiles::copies() const noexcept {
+  const std::size_t paths = std::max<std::size_t>(1, paths_.load(std::memory_order_relaxed));
+  return static_cast<unsigned>(std::clamp<std::size_t>(limit_ / paths, 1, threads_));
+}
+
+std::shared_ptr<const File> OpenFiles::open_now(const SourceFile& wanted, std::uint64_t& retries) {
+  for (Patience patience;;) {
     try {
-      file = open_checked(wanted, direct_);
+      auto file = open_checked(wanted, direct_);
+      ++opened_;
+      retries += file->retries();
+      return file;
     } catch (const Error& error) {
       if (error.code() != EMFILE && error.code() != ENFILE) throw;
-      by_path_.clear();  // the rest of the program needs them
-      files_.clear();
+      drop_all(0);  // the rest of the program needs them
       if (!patience.again(error.code())) throw Error(error.kind(), error.what() + patience.said(), error.code());
       ++retries;
     }
   }
-  retries += file->retries();
-  files_.push_front({file, now_ns});
-  by_path_.emplace(file->path(), files_.begin());
-  return file;
+}
+
+void OpenFiles::forget(const std::string& path) {
+  Shard& shard = shard_of(path);
+  const std::lock_guard lock(shard.mutex);
+  for (unsigned copy = 0; copy < threads_; ++copy) {
+    if (const auto found = shard.by_key.find(key_of(path, copy)); found != shard.by_key.end()) drop(shard, found->second);
+  }
+}
+
+// Drops all descriptors of each file from this one on.
+void OpenFiles::drop_all(unsigned copy) {
+  for (Shard& shard : shards_) {
+    const std::lock_guard lock(shard.mutex);
+    for (auto at = shard.files.begin(); at != shard.files.end();) {
+      const auto next = std::next(at);
+      if (at->copy >= copy) drop(shard, at);
+      at = next;
+    }
+  }
+}
+
+// REQUIRES: the shard's mutex.
+void OpenFiles::drop(Shard& shard, Files::iterator at) {
+  const auto count = shard.copies.find(at->path);
+  if (--count->second == 0) {
+    shard.copies.erase(count);
+    --paths_;
+  }
+  --open_;
+  shard.by_key.erase(key_of(at->path, at->copy));
+  shard.files.erase(at);
+}
+
+std::shared_ptr<const File> Descriptors::open(const SourceFile& wanted, std::uint64_t now_ns) {
+  const bool fresh = last_ != nullptr && now_ns - asked_ns_ < descriptor_check_ns;
+  if (fresh && last_->path() == wanted.path && same(*last_, wanted)) return last_;
+  last_ = all_.open(wanted, thread_, now_ns, retries);
+  asked_ns_ = now_ns;
+  return last_;
 }
 
 void Descriptors::forget(const std::string& path) {
-  if (const auto found = by_path_.find(path); found != by_path_.end()) drop(found->second);
-}
-
-void Descriptors::drop(Files::iterator at) {
-  by_path_.erase(at->file->path());
-  files_.erase(at);
+  if (last_ != nullptr && last_->path() == path) last_.reset();
+  all_.forget(path);
 }
 
 std::size_t descriptor_limit(unsigned threads) {
   rlimit limit{};
   rlim_t all = 1024;
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) all = std::min<rlim_t>(all, limit.rlim_cur / 2);
-  return std::max<std::size_t>(all / 2 / threads, 4);
+  return std::max<std::size_t>(all / 2 - std::min<std::size_t>(all / 2, threads), 16);  // each holds one more
 }
 
 }  // namespace solar::read

@@ -32,6 +32,7 @@ struct Reader::Impl {
   void work(read::Worker& worker);
   read::Job* next(read::Job* held, bool block, std::uint32_t& unit);
   void plan(read::Job& job, std::unique_lock<std::mutex>& lock);
+  void wake(std::size_t units, unsigned sleepers);
   read::ReadPlan::Remains leave(read::Job& job);
   read::ReadPlan::Remains forget(read::Job& job);
   void finished(read::Job& job);
@@ -43,6 +44,8 @@ struct Reader::Impl {
   Backend backend = Backend::pread;
   std::mutex mutex;
   std::condition_variable has_work, has_finished, has_ended;
+  unsigned sleeping = 0;               // threads that wait for has_work
+  std::atomic<std::uint64_t> wakes{0};  // how often one of them woke
   const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
   std::atomic<bool> closing{false};
   Ticket last_ticket = 0;
@@ -54,6 +57,7 @@ struct Reader::Impl {
   read::Counts delivered;  // rows; all else is counted by the workers
   std::uint64_t over = 0;  // pieces of tickets that are finished
   read::Recent recent;
+  read::OpenFiles through, past;  // the page cache
   std::vector<std::unique_ptr<read::Worker>> workers;
   unsigned running = 0;      // threads
   bool given_up = false;     // a close() whose limit passed

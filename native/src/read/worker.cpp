@@ -24,11 +24,11 @@ std::uint64_t Worker::now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-Worker::Worker(std::size_t files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
+Worker::Worker(WorkerFiles files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
                std::size_t depth, std::function<void(Job&)> finished)
-    : files_(files, false),
-      direct_files_(files, true),
-      stage_files_(files),
+    : files_(files.through, files.thread),
+      direct_files_(files.past, files.thread),
+      stage_files_(files.staged),
       gap_(std::min(gap, gap_limit)),
       ring_(std::move(ring)),
       finished_(std::move(finished)),

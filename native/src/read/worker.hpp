@@ -47,12 +47,20 @@ class Flight {
   std::atomic<std::uint64_t> word_{none}, since_ns_{0};
 };
 
+// The open files of a Reader, and which of its threads uses them here.
+struct WorkerFiles {
+  OpenFiles& through;  // the page cache
+  OpenFiles& past;     // it
+  unsigned thread;
+  std::size_t staged;  // files of a local disk, of which each thread has its own
+};
+
 class Worker {
  public:
   // `finished` is called when the last piece of a Job is done, by the thread that did it.
   // `depth`: requests in flight, where a ring does not say how many. `scratch`: bytes of all of them, and of what is kept
   // for the next.
-  Worker(std::size_t files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
+  Worker(WorkerFiles files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
          std::size_t depth, std::function<void(Job&)> finished);
   ~Worker();
 

@@ -1,7 +1,6 @@
 #include "solar/run.hpp"
 
 #include <algorithm>
-#include <csignal>
 #include <stdexcept>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "digest.hpp"
 #include "impl.hpp"
 #include "read/grid.hpp"
+#include "signals.hpp"
 
 namespace solar {
 
@@ -110,21 +110,17 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
   impl_->planned.push_back(std::move(made));
   impl_->changed.notify_all();
   if (std::exchange(impl_->begun, true)) return;
-  sigset_t all, before;  // signals are for the program's own threads
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     impl_->ended = false;
+    const FatalSignalsOnly signals;
     impl_->thread.emplace([impl = impl_.get()] { impl->conduct(); });
   } catch (...) {
     impl_->ended = true;
     impl_->begun = false;  // the next epoch tries again, and this one is not part of it
     refused = std::move(impl_->planned.back());
     impl_->planned.pop_back();
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
