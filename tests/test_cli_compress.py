@@ -18,8 +18,8 @@ from store_kit import smooth
 from solar import read
 from solar.cli import main
 from solar.io.channels.progress import Phase
-from solar.io.reading.run import threads
 from solar.io.system import profile
+from solar.io.system.cores import reading_threads
 from solar.planning.budget import SampleBytes, divide_memory, needs
 from solar.planning.job import LOADERS_PACE
 
@@ -315,7 +315,9 @@ def test_advice_divides_the_memory_among_the_datasets(scan: str, capsys: pytest.
     assert main([*asking, "--json"]) == 0
     shares = [one["now"]["memory_share"] for one in json.loads(capsys.readouterr().out)["datasets"]]
     for share, sample in zip(shares, (3200, 6400), strict=True):
-        taken = needs([SampleBytes(3200), SampleBytes(6400)], LOADERS_PACE, 4, scratch=sample, threads=threads())
+        taken = needs(
+            [SampleBytes(3200), SampleBytes(6400)], LOADERS_PACE, 4, scratch=sample, threads=reading_threads()
+        )
         assert share == pytest.approx(divide_memory(420 << 10, 4, [taken]).parts / (40**3 * (2 + 4)), rel=1e-3)
     assert main(asking) == 0
     assert "of memory, divided among 2 datasets by their values." in capsys.readouterr().out

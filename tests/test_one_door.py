@@ -24,7 +24,8 @@ from solar import DataLoader, H5Dataset, PlanSampler
 from solar.cli import main
 from solar.cli.compare import PlannedData, job_of
 from solar.io.reading.engine import GAP
-from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.run import scratch_nbytes
+from solar.io.system.cores import planned_threads, reading_threads
 from solar.io.system.profile import with_decoding
 from solar.planning import torch_shuffles
 from solar.planning.budget import BufferTooSmall
@@ -106,7 +107,7 @@ def job(asked: Asked, paths: Sequence[str], fields: dict[str, str], memory: int)
     cases = []
     for name in fields.values():
         layout = solar.inspect(list(paths), name)
-        storage = with_decoding(asked.storage, layout, threads())
+        storage = with_decoding(asked.storage, layout, reading_threads())
         one = PlannedData(name, of_layout(layout), World(0, 1), asked.batch, memory, storage, SEED, asked.epochs or 3)
         cases.append(replace(one, scratch=scratch_nbytes(layout)))
     made = replace(job_of(cases, memory, asked.ahead or 4), epochs=asked.epochs)
@@ -213,7 +214,7 @@ def test_two_ranks_take_what_was_planned_for_their_nodes(nodes: int, buffer: int
         fields = []
         for name in ("x", "y"):
             layout = solar.inspect(asked["paths"], name)
-            storage = with_decoding(TOGETHERS, layout, threads() * 2 // nodes)
+            storage = with_decoding(TOGETHERS, layout, planned_threads(2 // nodes) * 2 // nodes)
             world = World(0, 2, 0, 2 // nodes)
             one = PlannedData(name, of_layout(layout), world, asked["batch"], buffer, storage, asked["seed"], 3)
             fields.append(replace(one, scratch=scratch_nbytes(layout)))

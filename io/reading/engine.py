@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from solar.io.reading.stage import Tier, staged
 from solar.io.remote.fetch import ready
 from solar.io.system import lifecycle
 from solar.io.system import memory as machine
+from solar.io.system.cores import reading_threads
 from solar.values import Form, Layout
 
 log = logging.getLogger("solar")
@@ -45,7 +45,7 @@ class Engine:
     @classmethod
     def get(cls) -> _native.Reader:
         if cls.reader is None:
-            threads = max(1, min(32, len(os.sched_getaffinity(0))))
+            threads = reading_threads()
             cls.reader = _native.Reader(threads, DEPTH, GAP, "auto", beside_nbytes(threads))
         return cls.reader
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from solar import _native
 from solar.io.reading.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.reading.reader import Rows
 from solar.io.system import lifecycle
+from solar.io.system.cores import reading_threads
 from solar.io.system.waiting import WaitTimeout, until, until_others
 from solar.samples.row_windows import Listing
 from solar.values import Layout, PartScript, RunPart
@@ -65,7 +65,7 @@ class Running:
         lends: int = 0,  # batches that whoever takes them has while another is begun; 0: any number
     ) -> None:
         self.parts = tuple(parts)
-        self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
+        self.nbytes = sum(part.pages * part.page for part in parts) + reading_threads() * scratch
         self.staged = staged
         self.appended = 0  # batches
         self.rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
@@ -257,7 +257,7 @@ def requests_of(rows: Rows, batches: Iterable[NDArray[np.int64]]) -> tuple[int, 
     for batch in batches:
         if len(out) != (wanted := len(batch) * rows.layout.sample_nbytes):
             out = np.empty(wanted, np.uint8)  # nothing is written to it
-        made, more = _native.requests_of(rows.source, batch, out, threads())
+        made, more = _native.requests_of(rows.source, batch, out, reading_threads())
         requests, nbytes = requests + made, nbytes + more
     return requests, nbytes
 
@@ -272,11 +272,6 @@ def columns(told: PartScript) -> tuple[Any, ...]:
         rows, told.positions, starts, script.last, script.loads, script.ends,
         script.start, script.start_ends, script.start_due, told.boxes, told.afresh,
     )  # fmt: skip
-
-
-def threads() -> int:
-    """The number of the engine's threads. Each has its own scratch memory."""
-    return max(1, min(32, len(os.sched_getaffinity(0))))
 
 
 def shared_nbytes(parts: Sequence[RunPart]) -> int:

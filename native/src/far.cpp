@@ -59,6 +59,7 @@ bool Far::Mailbox::take(Result& result, std::chrono::nanoseconds limit) {
 std::uint64_t Far::place(Order order, Pending pending) {
   const std::shared_ptr<Mailbox> to = pending.to;
   const std::uint64_t tag = pending.tag;
+  std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
     if (fetches_) {
@@ -66,9 +67,12 @@ std::uint64_t Far::place(Order order, Pending pending) {
       order.number = ++last_;
       pending_.emplace(order.number, std::move(pending));
       orders_.push_back(std::move(order));
-      has_order_.notify_one();
-      return last_;
+      number = last_;
     }
+  }
+  if (number != 0) {
+    fetchers_.wake(1);
+    return number;
   }
   to->put({tag, -ENOTSUP, "nothing here fetches it: open it by H5Dataset, which needs pip install 'solar[remote]'"});
   return 0;
@@ -265,7 +269,7 @@ bool Far::may_take() const noexcept {
 std::optional<Far::Order> Far::take() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    has_order_.wait(lock, [this] { return may_take() || !fetches_; });
+    while (!may_take() && fetches_) fetchers_.sleep(lock);
     if (orders_.empty()) return std::nullopt;
     Order order = std::move(orders_.front());
     orders_.pop_front();
@@ -273,19 +277,27 @@ std::optional<Far::Order> Far::take() {
     if (found == pending_.end()) continue;  // it was withdrawn
     under_way_ += order.nbytes;
     found->second.taken = true;
+    const bool more = may_take() && fetchers_.count() > 0;
+    lock.unlock();
+    if (more) fetchers_.wake(1);  // who was woken for the next may have found no room for it then
     return order;
   }
 }
 
 Far::Pending Far::take_pending(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = pending_.find(number);
-  if (found == pending_.end()) return {};
-  Pending pending = std::move(found->second);
-  pending_.erase(found);
-  if (pending.taken) under_way_ -= pending.nbytes;
-  answered_ = std::chrono::steady_clock::now();
-  if (may_take()) has_order_.notify_one();
+  Pending pending;
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(number);
+    if (found == pending_.end()) return {};
+    pending = std::move(found->second);
+    pending_.erase(found);
+    if (pending.taken) under_way_ -= pending.nbytes;
+    answered_ = std::chrono::steady_clock::now();
+    more = may_take();
+  }
+  if (more) fetchers_.wake(1);
   return pending;
 }
 
@@ -334,8 +346,8 @@ void Far::end() {
     const std::lock_guard lock(mutex_);
     fetches_ = false;
     orders.swap(orders_);
-    has_order_.notify_all();
   }
+  fetchers_.wake(SIZE_MAX);
   for (const Order& order : orders) refuse(order.number, ECANCELED, "the program ends");
 }
 

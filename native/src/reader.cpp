@@ -29,6 +29,7 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
     workers.push_back(std::make_unique<Worker>(files, gap, scratch, recent, std::move(ring),
                                                std::max(1U, depth / count), [this](Job& job) { finished(job); }));
   }
+  sleepers.reserve(workers.size());
   try {
     const FatalSignalsOnly signals;
     for (auto& worker : workers) {
@@ -86,20 +87,10 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
   job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
   urgent += job->batch.from_buffer();
   const std::size_t units = job->state == Job::State::open ? job->batch.units() : 1;  // who plans it wakes others
-  const unsigned sleepers = sleeping;
   lock.unlock();  // first: who wakes would wait for it, and hold it when the caller asks for another ticket
-  wake(units, sleepers);
+  // A thread for each unit: to wake more than there is work for takes longer than the work.
+  sleepers.wake(units);
   return ticket;
-}
-
-// Wakes a thread for each of so many units, where as many sleep: to wake more than there is work for takes longer than
-// the work.
-void Reader::Impl::wake(std::size_t units, unsigned sleepers) {
-  if (units >= sleepers) {
-    if (sleepers > 0) has_work.notify_all();
-    return;
-  }
-  for (std::size_t i = 0; i < units; ++i) has_work.notify_one();
 }
 
 bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {
@@ -143,7 +134,9 @@ bool Reader::Impl::close(std::chrono::nanoseconds limit) {
   {
     std::unique_lock lock(mutex);
     closing = true;
-    has_work.notify_all();
+    lock.unlock();
+    sleepers.wake(workers.size());
+    lock.lock();
     has_finished.notify_all();
     given_up = !has_ended.wait_until(lock, deadline, [this] { return running == 0; });
     if (given_up) return false;
@@ -182,9 +175,7 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
   for (std::size_t i = 0; !closing;) {
     if (i == queue.size()) {
       if (!block) return nullptr;
-      ++sleeping;
-      has_work.wait(lock);
-      --sleeping;
+      sleepers.sleep(lock);
       wakes.fetch_add(1, std::memory_order_relaxed);
       i = 0;
       continue;
@@ -224,7 +215,11 @@ void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (nothing_to_do) return;
   job.state = Job::State::open;
-  wake(job.batch.units() - 1, sleeping);  // this thread takes one
+  const std::size_t others = std::min(job.batch.units() - 1, sleepers.count());  // this thread takes one
+  if (others == 0) return;
+  lock.unlock();
+  sleepers.wake(others);
+  lock.lock();
 }
 
 // The thread no longer holds the Job, which is used again when its ticket was waited for.

@@ -30,7 +30,8 @@ from solar.buffer.located import (
 from solar.buffer.rank_group import RankGroup, RankMemory, check_alone, check_exchange, those_of
 from solar.buffer.thread import Background, apart, failed, in_background, unless
 from solar.errors import PlanError, ReadError
-from solar.io.reading.run import Run, Running, threads
+from solar.io.reading.run import Run, Running
+from solar.io.system.cores import reading_threads
 from solar.loader.stats import Stats
 from solar.planning.budget import Budget, Needs, divide_memory, wholes
 from solar.planning.pass_uses import PassUses
@@ -76,9 +77,9 @@ def packings(
         for layout, storage, may in zip(layouts, storages, asked, strict=True)
     ]
     if together is None:
-        return [on_cores(one, threads()) for one in found]
+        return [on_cores(one, reading_threads()) for one in found]
     pages = {str(at): one.nbytes if one else 0 for at, one in enumerate(found)}
-    least = together.least({"cores": threads(), **pages, **{f"-{at}": -page for at, page in pages.items()}})
+    least = together.least({"cores": reading_threads(), **pages, **{f"-{at}": -page for at, page in pages.items()}})
     most = {at: -least[f"-{at}"] for at in pages}
     cores = least["cores"] * len(together.names)
     return [on_cores(one, cores) if least[at] == most[at] else None for at, one in zip(pages, found, strict=True)]

@@ -13,9 +13,9 @@ import numpy as np
 from solar.errors import PlanError
 from solar.io.channels import detect
 from solar.io.reading.engine import ROOM
-from solar.io.reading.run import threads
 from solar.io.system import memory as machine
 from solar.io.system import profile
+from solar.io.system.cores import reading_threads
 from solar.io.system.quantities import size, size_of
 from solar.planning.budget import Needs, divide_memory, wholes
 from solar.planning.planned_passes import PlannedPasses
@@ -105,7 +105,7 @@ def decoding_storage(
         storage, source = (given or {}).get(path) or profile.stored_or_guessed(path)
     if warm:
         storage, source = replace(profile.MEMORY, decode=storage.decode), "the page cache"
-    return profile.with_decoding(storage, layout, cores or threads()), source
+    return profile.with_decoding(storage, layout, cores or reading_threads()), source
 
 
 def storages_of(

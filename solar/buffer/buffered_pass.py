@@ -15,7 +15,8 @@ from solar.buffer.buffer import LoaderBuffer
 from solar.buffer.located import HeldData, PassPlan, located, rows_of
 from solar.buffer.rank_group import RankGroup, RankMemory
 from solar.io.channels.progress import awaited
-from solar.io.reading.run import Run, Running, scratch_nbytes, threads
+from solar.io.reading.run import Run, Running, scratch_nbytes
+from solar.io.system.cores import reading_threads
 from solar.planning import budget
 from solar.planning.budget import AheadSpec as AheadSpec
 from solar.planning.budget import Needs, SampleBytes, divide_memory
@@ -289,7 +290,7 @@ def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: st
     if beneath.first.constants is not None:
         fields.append(SampleBytes(0, beneath.first.constants.nbytes))
     scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
-    return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
+    return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, inbox=inbox)
 
 
 def made_nbytes(opened: FieldReader) -> int:

@@ -21,8 +21,9 @@ from solar.io.codec.preparation import CodecTrial, compressible, settings, try_c
 from solar.io.codec.selection import COMPRESSED, REST, Part, select
 from solar.io.hdf5.layouts import inspect
 from solar.io.hdf5.opening import look, open_file_checked
-from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.run import scratch_nbytes
 from solar.io.system import quantities
+from solar.io.system.cores import reading_threads
 from solar.planning.budget import BufferTooSmall, SampleBytes, divide_memory, needs
 from solar.planning.job import LOADERS_PACE, predicted
 from solar.planning.torch_shuffles import distributed
@@ -126,7 +127,7 @@ def _gain(
     """What a loader with this buffer makes of a field that has such a share of what is kept."""
     memory, batch = arguments.memory, arguments.batch_size
     if memory:
-        taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=threads())
+        taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=reading_threads())
         try:
             memory = divide_memory(memory, batch, [taken]).parts
         except BufferTooSmall as error:

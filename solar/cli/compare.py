@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from solar.io.reading.engine import GAP
 from solar.io.reading.reader import Rows
-from solar.io.reading.run import READ_PIECE, Asked, requests_of, threads
+from solar.io.reading.run import READ_PIECE, Asked, requests_of
+from solar.io.system.cores import planned_threads
 from solar.planning import policies, regions, torch_shuffles
 from solar.planning.budget import AheadSpec, SampleBytes
 from solar.planning.job import ALL_NODES, Job, NodePlan, plan_node
@@ -189,7 +190,7 @@ def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD
         memory=memory,
         epochs=one.epochs,
         pace=AheadSpec(ahead, 0),
-        threads=threads(),
+        threads=planned_threads(one.world.ranks_per_node),
         gap=GAP,
         firsts=firsts,
     )

@@ -19,10 +19,11 @@ from solar.io.hdf5.layouts import inspect, survey
 from solar.io.hdf5.paths import files_of
 from solar.io.reading.engine import ROOM
 from solar.io.reading.reader import read
-from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.run import scratch_nbytes
 from solar.io.reading.trial import on_cores, try_packing
 from solar.io.system import memory as machine
 from solar.io.system import profile, quantities
+from solar.io.system.cores import planned_threads
 from solar.planning.budget import BufferTooSmall
 from solar.planning.job import Job
 from solar.planning.units import Units, not_carried, of_layout, uniform
@@ -280,7 +281,7 @@ def _cases(
     for name, units in named.items():
         layout, costs = layouts.get(name), storage
         if layout is not None:
-            costs = profile.with_decoding(storage, layout, threads() * world.ranks_per_node)
+            costs = profile.with_decoding(storage, layout, planned_threads(world.ranks_per_node) * world.ranks_per_node)
         scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
         training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
@@ -298,7 +299,7 @@ def _tried(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list
     share = memory * nodes / sum(case.units.samples * case.units.sample_nbytes for case in cases)
     if share >= 1:
         return cases
-    cores = threads() * world.ranks_per_node
+    cores = planned_threads(world.ranks_per_node) * world.ranks_per_node
     pairs = zip(layouts, cases, strict=True)
     return [replace(case, packing=on_cores(try_packing(layout, case.storage, share), cores)) for layout, case in pairs]
 
@@ -317,7 +318,8 @@ def mixed_data(arguments: argparse.Namespace) -> tuple[list[Layout], list[Planne
     for path, found in sources.items():
         storage = storage_of_arguments(arguments, path)[0]
         for name, layout in found.items():
-            units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads() * world.ranks_per_node)
+            threads = planned_threads(world.ranks_per_node) * world.ranks_per_node
+            units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads)
             training = arguments.batch_size, arguments.memory, costs, arguments.seed, arguments.epochs
             one = PlannedData(
                 f"{path}:{name}", units, world, *training, scratch_nbytes(layout), mixed=mixed, first=first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,8 +144,3 @@ def answer_batch(task: Task, stopped: threading.Event) -> Any:
         with suppress(WaitTimeout):
             return task.wait(GLANCE)
     raise RuntimeError(UNWANTED)
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -19,7 +19,8 @@ from solar.buffer.buffer import LoaderBuffer
 from solar.buffer.buffer_size import Profile, Size
 from solar.buffer.rank_group import Balance, Exchanges
 from solar.errors import PlanError
-from solar.loader.batch import BatchMaker, cores
+from solar.io.system.cores import own_cores
+from solar.loader.batch import BatchMaker
 from solar.loader.iterator import EpochIterator
 from solar.loader.skipping import OnError, check_on_error
 from solar.loader.stats import Stats
@@ -292,7 +293,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         log.info(
             "native engine: %s, %d threads, %s batches ahead%s",
             " + ".join(map(str, found.datasets[:3])) + (" + ..." if len(found.datasets) > 3 else ""),
-            cores(),
+            own_cores(),
             self.ahead or f"up to {found.batches_ahead}",
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
@@ -303,7 +304,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
         if dataset.thread_safe:
-            return f"{self.num_workers or cores()} threads"
+            return f"{self.num_workers or own_cores()} threads"
         return f"{self.num_workers} processes" if self.num_workers else "this thread (num_workers=0)"
 
     def _progress_bar(self) -> Any:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from solar.loader.batch import BatchMaker, Threads, cores
+from solar.io.system.cores import own_cores
+from solar.loader.batch import BatchMaker, Threads
 from solar.samples.pending import leaves
 from solar.samples.transform import Key, seed_global_generators
 
@@ -95,9 +96,9 @@ def start_workers(
     if processes is not None:
         threads = wanted.count
     elif first.transform is not None and first.thread_safe:
-        threads = wanted.count or cores()
+        threads = wanted.count or own_cores()
     elif any(leaf is not None for leaf in leaves(first.fields)) and not making.in_python:
-        threads = min(ahead, cores())
+        threads = min(ahead, own_cores())
     else:
         return None, None, 0, ahead
     ahead = max(ahead, per_worker * wanted.count if making.in_python else 0, threads)

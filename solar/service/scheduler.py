@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.distributed.exchange import Exchange
-from solar.io.reading.run import threads
+from solar.io.system.cores import reading_threads
 from solar.planning.budget import Budget
 from solar.planning.pass_uses import PassUses
 from solar.planning.planned_passes import PlannedPasses, planned_together
@@ -88,7 +88,7 @@ class Scheduler:
     def _divided(self, ring: int) -> Budget:
         """The memory, where so much of it is for steps."""
         nbytes, scratch = self.opened.sample_nbytes, self.opened.scratch
-        return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, threads())
+        return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, reading_threads())
 
     # --- when ----
 

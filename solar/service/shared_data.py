@@ -14,9 +14,10 @@ from solar.errors import SolarError
 from solar.io.channels.frames import Fault, Refused
 from solar.io.channels.service_sockets import real
 from solar.io.reading.reader import Rows
-from solar.io.reading.run import scratch_nbytes, threads
+from solar.io.reading.run import scratch_nbytes
 from solar.io.reading.trial import on_cores, try_packing
 from solar.io.system import profile
+from solar.io.system.cores import reading_threads
 from solar.planning.pass_uses import SampleUses
 from solar.planning.planned_passes import Piece
 from solar.planning.regions import whole_region
@@ -118,7 +119,7 @@ class SharedData:
         """What reading each costs."""
         known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
         pairs = zip(known, self.rows, strict=True)
-        return [profile.with_decoding(storage, one.layout, threads()) for storage, one in pairs]
+        return [profile.with_decoding(storage, one.layout, reading_threads()) for storage, one in pairs]
 
     def held(self, memory: int) -> list[Piece]:
         """The pieces, with how so much memory may hold them packed: some rows are read, and tried."""
@@ -127,7 +128,8 @@ class SharedData:
             return self.pieces
         of = zip(self.pieces, self.rows, self.storages(), strict=True)
         return [
-            replace(piece, packing=on_cores(try_packing(one.layout, at, share), threads())) for piece, one, at in of
+            replace(piece, packing=on_cores(try_packing(one.layout, at, share), reading_threads()))
+            for piece, one, at in of
         ]
 
 

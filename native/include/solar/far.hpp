@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "solar/file.hpp"
+#include "solar/sleepers.hpp"
 
 namespace solar {
 
@@ -127,7 +128,7 @@ class Far {
   bool has_come(const std::string& url, const Identity& was, std::uint64_t offset);
 
   mutable std::mutex mutex_;
-  std::condition_variable has_order_;
+  Sleepers fetchers_{mutex_};  // threads that wait for an order
   std::deque<Order> orders_;
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::uint64_t last_ = 0;

@@ -11,6 +11,7 @@
 
 #include "read/worker.hpp"
 #include "solar/reader.hpp"
+#include "solar/sleepers.hpp"
 
 namespace solar {
 
@@ -32,7 +33,6 @@ struct Reader::Impl {
   void work(read::Worker& worker);
   read::Job* next(read::Job* held, bool block, std::uint32_t& unit);
   void plan(read::Job& job, std::unique_lock<std::mutex>& lock);
-  void wake(std::size_t units, unsigned sleepers);
   read::ReadPlan::Remains leave(read::Job& job);
   read::ReadPlan::Remains forget(read::Job& job);
   void finished(read::Job& job);
@@ -43,9 +43,9 @@ struct Reader::Impl {
   const pid_t process = ::getpid();
   Backend backend = Backend::pread;
   std::mutex mutex;
-  std::condition_variable has_work, has_finished, has_ended;
-  unsigned sleeping = 0;               // threads that wait for has_work
-  std::atomic<std::uint64_t> wakes{0};  // how often one of them woke
+  std::condition_variable has_finished, has_ended;
+  Sleepers sleepers{mutex};              // threads that have nothing to do
+  std::atomic<std::uint64_t> wakes{0};   // how often one of them woke
   const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
   std::atomic<bool> closing{false};
   Ticket last_ticket = 0;

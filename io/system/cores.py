@@ -1,0 +1,79 @@
+"""How many processor cores this process may use, and how many are its own among the ranks of its node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from math import ceil
+from pathlib import Path, PurePosixPath
+
+from solar.errors import PlanError
+from solar.io.channels.world import detect
+from solar.io.system.memory import GROUPS, MEMBERSHIP
+
+THREADS_VARIABLE = "SOLAR_THREADS"  # the variable that names how many native threads read
+MOST_THREADS = 32  # that read where nobody says how many: more wait for the same storage
+
+
+def usable_cores(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int:
+    """The cores that this process may run on, at most as many as its control groups give it time for."""
+    quota = min(quotas(membership, groups), default=float("inf"))
+    return max(1, ceil(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def own_cores() -> int:
+    """The cores of this process where its launcher started others on this node: a part, if all may run on the same."""
+    return _part(usable_cores(), _launched_here())
+
+
+@cache
+def reading_threads() -> int:
+    """How many native threads read in this process."""
+    return _named() or min(MOST_THREADS, own_cores())
+
+
+def planned_threads(ranks: int) -> int:
+    """How many would read in each of so many ranks of this node."""
+    return reading_threads() if _launched_here() > 1 else _named() or min(MOST_THREADS, _part(usable_cores(), ranks))
+
+
+def _part(cores: int, ranks: int) -> int:
+    bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)  # by the launcher, or whoever started that
+    return cores if bound else max(1, cores // ranks)
+
+
+def _launched_here() -> int:
+    with suppress(PlanError):  # variables that contradict each other: whoever relies on them says so
+        return detect().ranks_per_node
+    return 1
+
+
+def _named() -> int:
+    named = os.environ.get(THREADS_VARIABLE, "")
+    if named and not (named.isdecimal() and 1 <= int(named) <= 1024):
+        raise PlanError(f"{THREADS_VARIABLE}={named!r} is no number of threads from 1 to 1024: correct it, or unset it")
+    return int(named or 0)
+
+
+def quotas(membership: Path, groups: Path) -> Iterator[float]:
+    """The cores' worth of time that each control group of this process may use, of those that have a limit."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / controllers.split(",")[0] if controllers else groups
+        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
+            here = root / str(folder).lstrip("/")
+            with suppress(OSError, ValueError, ZeroDivisionError):
+                if controllers:
+                    quota, period = (int((here / f"cpu.cfs_{one}_us").read_text()) for one in ("quota", "period"))
+                else:
+                    quota, period = map(int, (here / "cpu.max").read_text().split())
+                if quota > 0:
+                    yield quota / period
