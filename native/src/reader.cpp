@@ -17,7 +17,7 @@ constexpr unsigned most_depth = 4096;
 }  // namespace
 
 Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch)
-    : recent(count), through(read::descriptor_limit(count), count, false), past(read::descriptor_limit(count), count, true) {
+    : recent(count, scratch / 2 * count), through(read::descriptor_limit(count), count, false), past(read::descriptor_limit(count), count, true) {
   if (count == 0 || count > most_threads || depth > most_depth) {
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));

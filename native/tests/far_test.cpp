@@ -194,3 +194,25 @@ TEST_CASE("what was expected and could not be had is an error of who reads it al
   Far::get().read_kept(broken, was, 2 << 20, out);
   CHECK_THROWS_WITH_AS(Far::get().read_kept(broken, was, 6 << 20, out), doctest::Contains("the test refuses"), Error);
 }
+
+TEST_CASE("no order is left lying, however many wait for one") {
+  constexpr std::size_t nbytes = 64;
+  const Fetchers fetchers(Values(nbytes, std::byte{7}), 128);
+  std::atomic<bool> late = false;
+  {
+    std::vector<std::jthread> users;
+    for (unsigned user = 0; user < 4; ++user) {
+      users.emplace_back([&] {
+        const auto box = std::make_shared<Far::Mailbox>();
+        Values out(nbytes);
+        for (int turn = 0; turn < 2'000 && !late; ++turn) {
+          Far::get().order(url, fetchers.identity(), {{out.data(), nbytes}}, 0, 1, box);
+          Far::Result result;
+          if (!box->take(result, 20s) || result.nbytes != nbytes) late = true;
+        }
+      });
+    }
+  }
+  CHECK(!late);
+  CHECK(fetchers.fetched == 8'000);
+}

@@ -66,6 +66,28 @@ TEST_CASE("of chunks larger than the room the last ones stay") {
   CHECK(!recent.find({source, 1, 0}).has_value());
 }
 
+TEST_CASE("what nobody uses takes no more than it may at rest, but for the last chunk") {
+  constexpr std::size_t large = 40 << 20;
+  const auto source = std::make_shared<Source>();
+  Recent recent(4, 100 << 20);
+  std::size_t decoded = 0;
+  const auto decode = [&decoded](MutableBytes) { ++decoded; };
+  const auto key_of = [&source](std::int64_t first) { return Recent::Key{source, first, 0}; };
+  {
+    std::vector<Recent::Held> held;
+    for (std::int64_t n = 0; n < 4; ++n) held.push_back(recent.get(key_of(n), large, decode));
+  }
+  CHECK(decoded == 4);
+  std::size_t kept = 0;
+  for (std::int64_t n = 0; n < 4; ++n) kept += recent.find(key_of(n)).has_value();
+  CHECK(kept == 2);
+  Recent little(4, 0);
+  static_cast<void>(little.get(key_of(0), 2 * large, decode));
+  static_cast<void>(little.get(key_of(1), 2 * large, decode));
+  CHECK(!little.find(key_of(0)).has_value());
+  CHECK(little.find(key_of(1)).has_value());
+}
+
 TEST_CASE("what is held stays, however many come") {
   Recent recent(1);
   const auto source = std::make_shared<const Source>();

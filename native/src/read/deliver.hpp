@@ -17,6 +17,15 @@ struct Bench {
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
   std::uint64_t decode_ns = 0;
+
+  // Lets go of memory if there is more of it than so much: what it is used for next asks for it anew.
+  void keep(std::uint64_t most) noexcept {
+    const std::uint64_t has = filters.a.capacity() + filters.b.capacity() + filters.c.capacity() + raw.size() + kept.size();
+    if (has <= most) return;
+    for (auto* const one : {&filters.a, &filters.b, &filters.c}) std::vector<std::byte>().swap(*one);
+    raw.keep(0);
+    kept.keep(0);
+  }
 };
 
 // Puts one piece into place. `stored` are its bytes; those of a How::direct piece are in `out` already.

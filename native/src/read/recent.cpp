@@ -12,7 +12,8 @@ constexpr std::size_t most_asked = 64;
 
 }  // namespace
 
-Recent::Recent(unsigned threads) noexcept : threads_(threads), most_(std::min(threads * each_nbytes, most_nbytes)) {}
+Recent::Recent(unsigned threads, std::uint64_t at_rest) noexcept
+    : threads_(threads), most_(std::min(threads * each_nbytes, most_nbytes)), at_rest_(std::max(most_, at_rest)) {}
 
 bool Recent::comes_again(const Key& key, std::size_t nbytes) {
   const std::lock_guard lock(mutex_);
@@ -94,8 +95,18 @@ void Recent::erase(ChunkIterator chunk) {
 }
 
 void Recent::let_go(ChunkIterator chunk) noexcept {
+  std::list<Chunk> dropped;  // freed outside the lock
   const std::lock_guard lock(mutex_);
   --chunk->users;
+  for (ChunkIterator oldest = chunks_.begin(); nbytes_ > at_rest_ && std::next(oldest) != chunks_.end();) {
+    const ChunkIterator next = std::next(oldest);
+    if (oldest->users == 0) {
+      places_.erase(oldest->key);
+      nbytes_ -= oldest->nbytes;
+      dropped.splice(dropped.end(), chunks_, oldest);
+    }
+    oldest = next;
+  }
 }
 
 }  // namespace solar::read

@@ -3,7 +3,8 @@
 // They are read again, as planned, but not decoded again: which are here depends on which thread comes first.
 // All threads of a Reader use one, for work that no buffer plans. A chunk that a thread decodes is waited for by the
 // others that want it, so that it is decoded once. It owns the memory, which is what threads would decode into anyway: 8
-// MiB for each, 64 MiB at most; of larger chunks one for each thread, and one more.
+// MiB for each, 64 MiB at most; of larger chunks one for each thread and one more while they are used, and as many as the
+// memory for work beside batches has room for when they are not.
 #pragma once
 
 #include <condition_variable>
@@ -62,7 +63,8 @@ class Recent {
     ChunkIterator chunk_;
   };
 
-  explicit Recent(unsigned threads) noexcept;
+  // `at_rest`: bytes of chunks that nobody uses, at most, where that is more than 64 MiB.
+  explicit Recent(unsigned threads, std::uint64_t at_rest = UINT64_MAX) noexcept;
 
   // Whether the chunk, of so many bytes, was asked for among the last ones that there is room for: then it is worth
   // keeping. Notes that it was.
@@ -78,7 +80,7 @@ class Recent {
   void erase(ChunkIterator chunk);
   void let_go(ChunkIterator chunk) noexcept;
 
-  const std::size_t threads_, most_;
+  const std::size_t threads_, most_, at_rest_;
   std::mutex mutex_;
   std::condition_variable decoded_;
   std::list<Chunk> chunks_;  // what was used last at the end

@@ -78,6 +78,7 @@ void Worker::run(Job& job, std::size_t unit) {
   }
   submit();
   settle();
+  bench_.keep(scratch_ / 2);  // the other half is for chunks that were decoded last
   flights_[0].clear();
 }
 
@@ -85,6 +86,7 @@ void Worker::reap(bool block) {
   begin();
   await(block);
   settle();
+  bench_.keep(scratch_ / 2);  // the other half is for chunks that were decoded last
 }
 
 // Like reap, in the middle of a unit, too.
