@@ -12,6 +12,7 @@ import argparse
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
@@ -69,6 +70,9 @@ def cell(case: Case) -> Cell:
     return [shortened(found[name][what]) for what in ("seconds", "requests") for name in POLICIES]
 
 
+THREADS = "2"  # that read in each rank
+
+
 def shortened(value: float) -> float:
     """A figure with three digits."""
     return float(f"{value:.3g}")
@@ -99,6 +103,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.cells and asked.file == FILE:
         parser.error("--cells: name another file, for the page needs all cells")
+    os.environ["SOLAR_THREADS"] = THREADS
     with get_context("spawn").Pool(asked.cells) as processes:
         asked.file.write_text(filled(processes.map(cell, itertools.islice(cases(), asked.cells), chunksize=5)))
     print(asked.file)

@@ -19,6 +19,12 @@ NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="no node to run its script in: Debian's nodejs")
 
 
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many read in each rank as when the page's table was made."""
+    monkeypatch.setenv("SOLAR_THREADS", "2")
+
+
 def answered(*asked: dict[str, int]) -> list[dict[str, Any]]:
     """What the page says to each of these, which change what was chosen before."""
     command = [str(NODE), str(ROOT / "tests" / "cost_form.mjs"), str(ROOT / "docs"), json.dumps(asked)]

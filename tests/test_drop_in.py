@@ -23,7 +23,7 @@ from torch.profiler import profile
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, SequentialSampler, TensorDataset
 
-from solar import DataLoader, H5Dataset, PlanSampler, ReadError
+from solar import DataLoader, H5Dataset, PlanSampler, ReadError, _native
 from solar.io.reading.engine import Ticket
 from solar.samples.pending import PendingBatch
 
@@ -226,6 +226,11 @@ def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
         assert list(DataLoader(dataset, 15, device_transform=type)) == [type(one) for one in DataLoader(dataset, 15)]
 
 
+def waiting(long_way: dict[str, Any]) -> tuple[type, str]:
+    """What waits for the bytes of a batch, by either way."""
+    return (Ticket, "ended") if long_way else (_native.ReadAhead, "take")
+
+
 @pytest.mark.parametrize("long_way", [{}, {"on_error": "skip"}], ids=str)
 def test_an_interrupted_wait_loses_no_batch(
     path: str, long_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -240,8 +245,9 @@ def test_an_interrupted_wait_loses_no_batch(
             raise KeyboardInterrupt
         return ended(self, seconds)
 
-    ended = Ticket.ended
-    monkeypatch.setattr(Ticket, "ended", wait)
+    kind, name = waiting(long_way)
+    ended = getattr(kind, name)
+    monkeypatch.setattr(kind, name, wait)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert loader.state_dict()["batches"] == 1
@@ -344,8 +350,9 @@ def test_closing_in_another_thread_ends_the_waiting_with_words(
         thread.join()
         return ended(self, seconds)
 
-    ended = Ticket.ended
-    monkeypatch.setattr(Ticket, "ended", closing)
+    kind, name = waiting(long_way)
+    ended = getattr(kind, name)
+    monkeypatch.setattr(kind, name, closing)
     with pytest.raises(RuntimeError, match="closed with its loader"):
         next(iterator)
     assert loader.stats()["resident_bytes"] == 0

@@ -16,6 +16,7 @@ import transforms
 from processes_kit import SOON, gone
 
 from solar import DataLoader, H5Dataset
+from solar.io.channels import worker_processes
 from solar.loader import workers
 
 BEGIN = """
@@ -164,9 +165,9 @@ def test_that_processes_take_long_to_start_is_said_meanwhile(
             time.sleep(0.01)
         return started(*arguments, **options)
 
-    started = workers.Processes
+    started = worker_processes.Processes
     monkeypatch.setattr(workers, "SLOW", 0.01)
-    monkeypatch.setattr(workers, "Processes", until_told)
+    monkeypatch.setattr(worker_processes, "Processes", until_told)
     path = make("a.h5", x=np.arange(16), label=np.arange(16))
     dataset = H5Dataset(path, {"x": "x", "label": "label"}, transform=transforms.doubled)
     assert len(list(DataLoader(dataset, 4, num_workers=1))) == 4

@@ -161,7 +161,7 @@ def test_a_loader_reports_what_it_knows_of_its_data(make: Callable[..., str], mo
     rows = np.random.default_rng(0).integers(0, 9, (4000, 256)).astype("f4")
     path = make("a.h5", chunked=(rows, {"chunks": (40, 256), "compression": "gzip"}), plain=rows)
     told: list[Any] = []
-    monkeypatch.setattr("solar.loader.stats.in_words", lambda *arguments: told.append(arguments[2:]) or "")
+    monkeypatch.setattr("solar.loader.report.report", lambda *arguments: told.append(arguments[2:]) or "")
     for name, buffer in (("chunked", 0), ("plain", 0), ("plain", 2 * MIB)):
         with DataLoader(H5Dataset(path, name), batch_size=16, shuffle=True, buffer=buffer) as loader:
             list(loader)

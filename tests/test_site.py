@@ -126,9 +126,11 @@ def test_what_moves_makes_the_requests_that_the_plan_counts() -> None:
 
 @pytest.mark.usefixtures("bench")
 @pytest.mark.parametrize("place", [0, 77, 318, 526, 688, 899])
-def test_a_cell_of_the_form_is_what_solar_plan_says_today(place: int) -> None:
+def test_a_cell_of_the_form_is_what_solar_plan_says_today(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six of 900: the first and the last, and some of each storage."""
     from bench import costs
+
+    monkeypatch.setenv("SOLAR_THREADS", costs.THREADS)
 
     assert costs.table()["cells"][place] == costs.cell(list(costs.cases())[place]), "run `python -m bench.costs`"
 

@@ -84,6 +84,14 @@ class LandedBatches:
         return self._way.indices
 
     @property
+    def drained(self) -> bool:
+        return self._way.drained
+
+    @property
+    def left(self) -> int:
+        return self._way.left
+
+    @property
     def ended(self) -> bool:
         return self._way.ended
 

@@ -38,9 +38,9 @@ class DirectBatches:
     def __init__(self, way: Way, stats: Any, passage: EpochPosition, waits: bool) -> None:
         self.way = way
         self._stats, self._passage, self._waits = stats, passage, waits
-        self._noted, self._nbytes = stats.noted, way.nbytes
+        self._noted, self._held = stats.noted, way.ahead * way.nbytes  # between two batches
         passage.taken = way.called  # who asks calls it
-        stats.held((way.ahead + 1) * way.nbytes)  # the most at a time: the next is begun before one is handed out
+        stats.held(self._held + way.nbytes)  # the most at a time: the next is begun before one is handed out
         stats.held(-way.nbytes)
 
     def hand_out(self, asked: float, last: float) -> tuple[Any, float]:
@@ -63,6 +63,9 @@ class DirectBatches:
         self._noted.append(
             (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, way.names, counts)
         )
+        if way.drained:
+            before, self._held = self._held, way.left
+            self._stats.held(self._held - before)
         if way.ended:
             self._stats.whole()
         elif len(self._noted) >= FOLDED:
@@ -72,7 +75,7 @@ class DirectBatches:
     def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
         """The batches on their way, for the long way."""
         coming = list[BatchFuture | Exception]()
-        held = -self.way.ahead * self._nbytes
+        held = -self._held
         for one in self.way.leave():
             if isinstance(one, Exception):
                 coming.append(one)
@@ -128,7 +131,7 @@ def of_reader(
     rows = [one.rows for one in beneath.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
     ahead = min(ahead, nbytes_ahead // max(1, nbytes) - 1)
-    if not all(one.plain for one in rows) or ahead < 1:
+    if not all(one.plain and one.boxes is None for one in rows) or ahead < 1:
         return None
     return ReaderBatches(indices, beneath, assemble, samples, ahead)
 
@@ -137,7 +140,8 @@ class RunBatches:
     """Batches that a run makes."""
 
     names: tuple[str, ...] = (*COUNT_NAMES, "made_by_run")
-    ended = False
+    ended = drained = False
+    left = 0
 
     def __init__(
         self, turn: BufferedPass, assemble: Assemble, run: Running, first: int, samples: int, number: int
@@ -194,13 +198,13 @@ class ReaderBatches:
         self.samples, self.ahead, self.assemble = samples, ahead, assemble
         self.indices, self._beneath = indices, beneath
         self.rows = [one.rows for one in beneath.first.opened()]
-        self._row_nbytes = sum(one.sample_nbytes for one in self.rows)
+        self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
         self.nbytes = samples * self._row_nbytes
         self._ahead = _native.ReadAhead(Engine.get(), [one.source for one in self.rows if one.source is not None])
         self._asked = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
         self._came = deque[Any]()  # received, and not yet handed out
         self._failed: Exception | None = None
-        self._drained = False  # no more are begun
+        self.drained = False  # no more are begun
         self._exhausted = False  # there are no more
         self.begun = 0
         self._last: Any = ()
@@ -208,6 +212,10 @@ class ReaderBatches:
     @property
     def ended(self) -> bool:
         return self._exhausted and not self._asked
+
+    @property
+    def left(self) -> int:
+        return self._row_nbytes * sum(len(samples) for samples, _ in self._asked)
 
     def take(self, seconds: float) -> Taken | None:
         self._begin()
@@ -240,15 +248,15 @@ class ReaderBatches:
 
     def _begin(self) -> None:
         """Begins batches, as many as may be ahead."""
-        while len(self._asked) <= self.ahead and not self._drained:
+        while len(self._asked) <= self.ahead and not self.drained:
             try:
                 samples = next(self.indices)
             except StopIteration:
-                self._drained = self._exhausted = True
+                self.drained = self._exhausted = True
                 self.indices = iter(())
                 break
             except Exception as error:  # comes after the batches on their way
-                self._drained, self.indices = True, _raising(error)
+                self.drained, self.indices = True, _raising(error)
                 break
             try:
                 if not isinstance(samples, np.ndarray) or not len(samples):
@@ -256,7 +264,7 @@ class ReaderBatches:
                 asked = samples if self._beneath.plain else self._beneath.locate(samples)[1]
                 self._ahead.begin(np.ascontiguousarray(asked, np.int64))
             except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
-                self._drained, self.indices = True, chain([samples], self.indices)
+                self.drained, self.indices = True, chain([samples], self.indices)
                 break
             self._asked.append((samples, asked))
             self.begun += 1
@@ -270,6 +278,7 @@ class ReaderBatches:
         found += [RuntimeError(FORKED) for _ in self._asked]  # native code has those of its own process alone
         self._came.clear()
         self._asked.clear()
+        self.drained = True  # also where another thread closes the loader: nothing is begun any more
         return found
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:

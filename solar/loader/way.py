@@ -48,6 +48,14 @@ class Way(Protocol):
     def assemble(self) -> Assemble: ...
 
     @property
+    def drained(self) -> bool:
+        """Whether no more batches are begun."""
+
+    @property
+    def left(self) -> int:
+        """The bytes of the batches on their way, once no more are begun."""
+
+    @property
     def ended(self) -> bool:
         """Whether no batch comes after the one taken last."""
 
