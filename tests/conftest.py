@@ -99,6 +99,7 @@ def _try_fewer_examples(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # DLIO's tracer takes it for itself when it is imported
     gc.collect()
     gc.freeze()  # what was imported and collected stays: no later collection looks through it, and no fork copies it
 
@@ -148,6 +149,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or fills the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _own_ctrl_c() -> Generator[None]:
+    """No test leaves a handler of its own, nor one of what it has imported."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
