@@ -84,6 +84,7 @@ $(VENV)/.%: pyproject.toml constraints.txt $(NATIVE)
 
 $(VENV)/.alone: Makefile constraints.txt | $(VENV)/.installed
 	$(INSTALL) --no-deps $(ALONE)
+	rm -rf $(VENV)/lib/python3*/site-packages/tests  # DLIO's own, which would hide ours
 	touch $@
 
 # All of them in one go, which takes one build, not five; none where the package is there already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,7 @@ with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis,
     settings.load_profile("solar")
 
 SLOW = "it takes long: make test-all"
+FEW_EXAMPLES = 20  # of hypothesis: that many are drawn in any case
 # Those that take longest begin first, so that no process of pytest-xdist has much to do when the others have done all.
 LONGEST = (
     "test_serve_limits", "test_bench_shapes", "test_device_decode", "test_serve_nodes", "test_serve_faults",
@@ -61,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
         _leave_slow_out(items)
+        _try_fewer_examples(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
@@ -81,16 +84,39 @@ def _leave_slow_out(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"marked slow but for what is not there: {sorted(missing)}")
 
 
+def _try_fewer_examples(items: list[pytest.Item]) -> None:
+    """A third of what hypothesis would draw: all of it is among what this leaves out."""
+    fewer = {}
+    for item in items:
+        test = getattr(item, "obj", None)
+        if getattr(test, "is_hypothesis_test", False) and not item.get_closest_marker("skip"):
+            drawn = test._hypothesis_internal_use_settings
+            if drawn.max_examples > FEW_EXAMPLES:
+                fewer[test] = settings(drawn, max_examples=max(FEW_EXAMPLES, drawn.max_examples // 3))
+                item.user_properties.append(("in_part", True))
+    for test, drawn in fewer.items():
+        test._hypothesis_internal_use_settings = drawn
+
+
+def pytest_collection_finish() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # DLIO's tracer takes it for itself when it is imported
+    gc.collect()
+    gc.freeze()  # what was imported and collected stays: no later collection looks through it, and no fork copies it
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not config.getoption("--skips"):
         return
     path = Path(config.getoption("--skips"))
     path.parent.mkdir(parents=True, exist_ok=True)
     skipped = {report.nodeid: str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ())}
-    path.write_text("".join(f"{name}\n" for name in sorted(skipped)))
     slow = sum(reason.endswith(SLOW) for reason in skipped.values())
+    ran = [report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, ())]
+    in_part = {report.nodeid for report in ran if dict(report.user_properties).get("in_part")}
+    path.write_text("".join(f"{name}\n" for name in sorted(skipped.keys() | in_part)))
     terminalreporter.section("left out")
     terminalreporter.line(f"{slow} tests that take long, and {len(skipped) - slow} that need what is not here.")
+    terminalreporter.line(f"Of {len(in_part)} that draw examples two thirds of those.")
     terminalreporter.line(f"Their names are in {path}; `.venv/bin/pytest -rs @{path}` says what each needs.")
     terminalreporter.line("`make test-all` runs them, with what pip can bring.")
 
@@ -123,6 +149,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or fills the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _own_ctrl_c() -> Generator[None]:
+    """No test leaves a handler of its own, nor one of what it has imported."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("name", ["contiguous_64k", "chunk16_deflate", "auto_gzip", "many_files"])
 def test_every_peer_gives_the_samples_of_h5py_and_runs_all_epochs(
     bench: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

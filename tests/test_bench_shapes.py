@@ -58,7 +58,7 @@ def job_of(scene: Any, folder: Path, variant: int, peer: str, share: float | Non
 NAMES = ("clips", "clips_gzip_16", "climate", "crops", "crops_gzip", "crops_lz4", "crops_codec", "rows", "rows_gzip")
 
 
-@pytest.mark.slow(but=["clips", "rows"])
+@pytest.mark.slow(but=["rows"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_reader_with_every_setting_gives_the_samples_of_h5py(
     bench: Any, small: Any, name: str, tmp_path: Path

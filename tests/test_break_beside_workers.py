@@ -82,7 +82,7 @@ def said(kind: Any, data: Any, order: str, breaks: list[int], **options: Any) ->
     return found
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize(
     ("order", "buffer"), [*((order, 0) for order in ORDERS), ("a generator", "1MiB"), ("the global generator", "1MiB")]
 )

@@ -138,6 +138,7 @@ def test_small_files_need_no_buffer(make: Callable[..., str], caplog: pytest.Log
     assert said == "no buffer: the files fit into the page cache"
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(("chunk", "epochs", "taken"), [(8, None, True), (8, 1, False), (16, None, False)])
 def test_samples_in_many_small_pieces_are_put_together_once(
     chunk: int,

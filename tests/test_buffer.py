@@ -60,6 +60,7 @@ def test_batches_and_draws_are_torchs_and_counts_the_plans(layout: str, order: s
             assert loader.stats()["peak_bytes"] <= nbytes
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("layout", ["rows of chunks", "chunks of four samples", "tiles in a sample", "two fields"])
 @pytest.mark.parametrize("order", ["shuffled", "with replacement"])
 def test_the_native_run_does_what_a_plain_one_does(

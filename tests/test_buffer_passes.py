@@ -148,6 +148,7 @@ def test_who_leaves_after_the_last_batch_leaves_the_run_as_it_is(dataset: Any, r
     assert len(runs) == 1
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("order", ["shuffled", "by a generator", "planned", "weighted", "odd batches"])
 def test_a_state_of_any_batch_goes_on_with_those_that_are_left(order: str, dataset: Any) -> None:
     torch.manual_seed(4)

@@ -160,6 +160,7 @@ def ended(number: int, folder: Path, checkpoint: Path) -> int:
     raise AssertionError("unreachable")
 
 
+@pytest.mark.slow
 def test_trainings_that_are_killed_at_any_moment_have_every_batch_that_torch_has(tmp_path: Path) -> None:
     written(tmp_path)
     resumed = 0

@@ -98,7 +98,7 @@ KINDS = {
 }
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_any_kind_are_compared(kind: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked, samples, nbytes = KINDS[kind]

@@ -29,6 +29,7 @@ def test_fewer_samples_than_a_batch_are_one_batch(capsys: pytest.CaptureFixture[
     assert said.count("1 identical") == 2
 
 
+@pytest.mark.slow
 def test_a_batch_that_differs_is_said_and_is_the_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

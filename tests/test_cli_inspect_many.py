@@ -44,6 +44,7 @@ def python_of(lines: list[str]) -> Any:
 # --- many groups ----
 
 
+@pytest.mark.slow
 def test_groups_alike_share_a_line(tmp_path: Path, shown: Shown) -> None:
     path = str(tmp_path / "groups.h5")
     with h5py.File(path, "w") as file:

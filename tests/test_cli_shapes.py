@@ -187,6 +187,7 @@ def test_groups_alike_are_samples(tmp_path: Path, told: Told) -> None:
     assert len(data) == 20 and data[19]["energy"] == 19 and data[19]["coords"].shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_looking_reads_no_more_of_thousands_of_datasets_than_of_a_few(
     tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=8)
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_anything_else_that_differs_is_found_and_named(name: str, two: tuple[str, str], capsys: Shown) -> None:
     change, words = DIFFERENCES[name]
@@ -203,6 +203,7 @@ def test_a_sound_file_is_sound(two: tuple[str, str], capsys: Shown) -> None:
     assert answer["chunks"] > 50
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("name", ["fields", "group/counts"])
 def test_each_damaged_chunk_is_named_with_its_place(name: str, two: tuple[str, str], capsys: Shown) -> None:
     layout = inspect(two[1], name)

@@ -338,6 +338,7 @@ def test_a_damaged_chunk_of_a_file_is_a_codec_error(tmp_path: Path) -> None:
         data[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
 def test_measured_data_keep_their_bounds() -> None:
     (path,) = (SHARED / "climate-ukesm1").glob("*.nc")

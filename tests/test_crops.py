@@ -83,6 +83,7 @@ def test_volumes_are_rows_of_a_dataset(tmp_path: Path) -> None:
         assert label == row
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("stored", STORED)
 def test_batches_are_torchs_and_places_those_of_the_epoch(stored: str, tmp_path: Path) -> None:
     data = dataset_of(tmp_path, stored)

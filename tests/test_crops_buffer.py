@@ -54,7 +54,7 @@ def data_of(kind: str, folder: Path, stored: str) -> Any:
 KINDS = ("random", "grid", "inside", "centres", "slices")
 
 
-@pytest.mark.slow(every=3)
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stored", STORED)
 def test_a_buffer_changes_no_batch_and_counts_are_the_plans(kind: str, stored: str, tmp_path: Path) -> None:
@@ -81,6 +81,7 @@ def test_batches_are_torchs(tmp_path: Path) -> None:
             assert equal([*loader], [*theirs])
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("kind", ["random", "slices"])
 def test_the_native_run_does_what_a_plain_one_does(

@@ -59,6 +59,7 @@ def passes(loader: Any, epochs: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("order", ["shuffled", "by a generator", "planned", "in order"])
 def test_what_fits_into_the_page_cache_is_decoded_once(order: str, chunks: str, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ PYTHON: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("where", PYTHON)
 def test_python_of_the_users_gets_what_it_gets_without_a_device(pretended: str, where: str, path: str) -> None:
     dataset = H5Dataset(path, {"x": Field("x", mean=1)}, **PYTHON[where])

@@ -75,6 +75,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_batches_decoded_on_the_device_are_those_decoded_on_the_host(
     pretended: str, options: dict[str, Any], folder: Path
@@ -146,6 +147,7 @@ def test_parts_of_several_files_have_rows_of_one_length(folder: Path) -> None:
     assert all_same(host, there)
 
 
+@pytest.mark.slow(every=2)
 def test_files_with_coding_tables_of_their_own_are_decoded_by_those(
     pretended: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

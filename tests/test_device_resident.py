@@ -98,6 +98,7 @@ def test_through_a_buffer_it_is_not_copied_again(folder: Path, monkeypatch: pyte
     assert counted(there, "device_bytes", "device_hits") == [copied + SAMPLES * INDEX, SAMPLES]
 
 
+@pytest.mark.slow(every=2)
 def test_samples_are_known_in_any_subset_and_as_often_as_they_come(pretended: str, folder: Path) -> None:
     parts = [H5Dataset(str(folder / name), {"x": "x", "text": "text"}) for name in ("a.h5", "b.h5")]
     whole = ConcatDataset([Subset(parts[0], [3, 1, 3, 40]), parts[1], Subset(parts[0], range(5))])

@@ -97,6 +97,7 @@ def test_two_ranks_share_the_samples_and_both_loaders_give_the_same_losses(tmp_p
         assert ours[losses] == theirs[losses]
 
 
+@pytest.mark.slow(every=5)
 @EACH
 def test_a_seed_makes_the_same_samples_and_another_one_others(name: str, tmp_path: Path) -> None:
     write = part(f"{name}.data").write
@@ -232,6 +233,7 @@ def test_ptychonn_learns_on_the_measured_frames(shared: Path, tmp_path: Path, mo
         assert file["truth"].shape == (1600, 2, 64, 64)
 
 
+@pytest.mark.slow
 def test_frames_are_explained_by_their_own_places_and_not_by_mirrored_ones(
     shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 import stage_kit
 from far_kit import Asked, Web, served, twice
 from kit import settle
+from ready_kit import python
 from stage_kit import KINDS, epoch, loader_of, same_batches, side_by_side, written
 
 import solar
@@ -46,7 +47,7 @@ def both(kind: str, folder: Path, web: Web, monkeypatch: pytest.MonkeyPatch, **s
         return KINDS[kind](folder, **stage), here
 
 
-@pytest.mark.slow(every=5)
+@pytest.mark.slow(every=11)
 @pytest.mark.parametrize("buffer", [0, "800KiB", None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_file_here(
@@ -90,6 +91,7 @@ def test_a_small_file_is_opened_by_two_requests(tmp_path: Path, web: Web) -> Non
     assert [one.method for one in web.sent] == ["HEAD", "GET"]
 
 
+@pytest.mark.slow
 def test_the_first_batch_of_a_large_file_takes_few_round_trips(tmp_path: Path, web: Web) -> None:
     """100 GB of chunks of which none is stored but the last: the index alone is read."""
     with h5py.File(tmp_path / "large.h5", "w", libver="latest") as file:
@@ -212,7 +214,7 @@ def test_a_program_that_ends_amid_an_epoch_ends(tmp_path: Path, web: Web) -> Non
         "loader = DataLoader(H5Dataset(sys.argv[1], {'x': 'x'}), batch_size=10, shuffle=True, buffer=0)\n"
         "next(iter(loader)); print('one', flush=True)"
     )
-    done = subprocess.run([sys.executable, "-c", text, web.url("one.h5")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*python(), "-c", text, web.url("one.h5")], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "one"), done.stderr
 
 

@@ -331,8 +331,11 @@ def test_it_is_read_where_that_is_asked_for_in_words_and_nothing_of_it_is_kept(
         assert not [*tmp_path.glob("cache/**/*.index")]
         values = written(web.folder / "one.h5", "gzip", seed=1)
         location.store_of.cache_clear()
+        fetchers = fetch._Fetchers.get(web.url("one.h5"))
+        fetch._Fetchers.end()
+        for thread in fetchers._threads:  # other tests may have asked for more, and threads of the reader wait for it
+            thread.join()
         _native.far_forget()
-        fetch._Fetchers.here = None
         again = H5Dataset("unversioned+" + web.url("one.h5"), {"x": "x"}, stage=stage)
         assert np.array_equal(epoch(again), values)
 

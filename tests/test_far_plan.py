@@ -108,6 +108,7 @@ def test_so_is_that_of_stretches_longer_than_a_request(
     assert carried_out(H5Dataset(url, {"x": "x"}), url, memory, web) == said
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("memory", [0, 8 << 20])
 def test_so_is_that_of_a_virtual_dataset(
     memory: int, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from far_kit import Web, served
+from ready_kit import EARLY, python
 from stage_kit import written
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
@@ -30,10 +31,10 @@ def web(tmp_path: Path) -> Iterator[Web]:
 
 
 def asked(url: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program that reads from there, with nothing else in its environment."""
-    return subprocess.run(
-        [sys.executable, "-c", READS, url], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    """A program that reads from there, with nothing else in its environment but what importing torch reads."""
+    early = {name: value for name, value in os.environ.items() if name.startswith(EARLY)}
+    words = [*python(), "-c", READS, url]
+    return subprocess.run(words, env=early | environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def certificates(folder: Path) -> tuple[Path, Path, Path]:

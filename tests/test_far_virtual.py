@@ -91,6 +91,7 @@ def test_a_url_gives_what_the_path_gives(parts: list[Mapping], folder: Path) -> 
     np.testing.assert_array_equal(solar.read(url, "v"), solar.read(path, "v"))
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("there", [0, 1, 3, 70])
 def test_sources_with_counted_names(there: int, tmp_path: Path, web: Web) -> None:
     values = [written(tmp_path / f"run-{number}.h5", 4, number) for number in range(there)]

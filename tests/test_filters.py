@@ -96,6 +96,7 @@ def create(file: h5py.File, data: Array, filters: Filters, tid: h5py.h5t.TypeID 
     return h5py.Dataset(made)
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_chunks_of_h5pys_own_filters_decode_to_what_h5py_reads(file: h5py.File, dtype: Any, kind: str) -> None:
@@ -113,6 +114,7 @@ def test_chunks_of_h5pys_own_filters_decode_to_what_h5py_reads(file: h5py.File, 
             check(file.create_dataset(f"{size}/{i}", data=data, chunks=(min(size, 5003),), **pipeline))
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_chunks_of_plugin_filters_decode_to_what_libhdf5_reads(file: h5py.File, dtype: Any, kind: str) -> None:

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[[H5Dataset], Callable[[int], object]], bool]] = 
 }
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("generator", [None, 7])
 def test_samples_stay_for_the_next_epoch_where_the_loop_draws_as_much_as_before(

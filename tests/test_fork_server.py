@@ -121,6 +121,7 @@ if __name__ == "__main__":
     assert said == "True 1\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_iterates_nothing_leaves_no_process(program: Callable[[str], str]) -> None:
     said = program("loader = DataLoader(data, 4, num_workers=4)\nprint(*servers())\n")
     assert gone(int(said))

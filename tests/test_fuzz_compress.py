@@ -42,6 +42,7 @@ def tried(cases: dict[str, Case], folder: Path, chunk_samples: int | None) -> No
         assert kept[name].holds, f"{name}: verify says that it does not hold: {kept[name]}"
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("first", range(FROM, FROM + ARRAYS, TOGETHER))
 def test_random_datasets_keep_their_bounds_limits_and_missing_values(first: int, tmp_path: Path) -> None:
     seeds = range(first, min(first + TOGETHER, FROM + ARRAYS))

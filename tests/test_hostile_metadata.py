@@ -77,6 +77,7 @@ def test_many_links_through_one_long_path_are_not_followed_for_ever(tmp_path: Pa
     assert "than a file of" in read_with_little_memory(path)
 
 
+@pytest.mark.slow
 def test_datasets_may_share_one_large_datatype(tmp_path: Path) -> None:
     path = tmp_path / "shared.h5"
     fields = np.dtype([(f"{i:03}{'x' * 60}", "i4") for i in range(300)])

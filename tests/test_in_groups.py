@@ -111,6 +111,7 @@ def demos(path: Path, stored: str = "gzip") -> Path:
 EYE, ACTIONS = "/data/demo_*/obs/eye", "/data/demo_*/actions"
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(("every", "pad"), [(1, None), (2, None), (1, "edge"), (3, "edge")])
 def test_windows_lie_inside_one_group(stored: str, every: int, pad: Any, tmp_path: Path) -> None:
@@ -136,6 +137,7 @@ def test_a_service_hands_out_windows_of_groups(tmp_path: Path) -> None:
 # --- what a group has once ----
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("stored", STORED)
 def test_rows_have_what_their_group_has_once(stored: str, tmp_path: Path) -> None:
     paths = [

@@ -57,6 +57,7 @@ def test_rows_are_found_by_their_keys(files: tuple[str, str], by: str) -> None:
         assert equal(passes(DataLoader(data, 5, shuffle=True, **more), 2), expected)
 
 
+@pytest.mark.slow(every=3)
 def test_a_buffer_holds_both_files_and_reads_as_planned(files: tuple[str, str]) -> None:
     path, labels = files
     data = H5Dataset(path, {"x": "x", "label": Field("label", file=labels, by="id", mean=1), "id": "id"})

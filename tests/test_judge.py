@@ -147,6 +147,7 @@ def test_a_value_past_a_limit_is_found_in_every_form_of_the_limit(name: str) -> 
     assert judged(back, values, Fraction(2) ** 70, meaning).crossed == 1
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("how", ["abs", "rel", "packed", "stored"])
 def test_verify_finds_a_value_past_its_bound_in_a_file_and_holds_for_one_within(how: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)

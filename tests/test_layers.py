@@ -115,16 +115,25 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path, types: bool = False) -> Iterator[str]:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@cache
+def imports(path: Path, types: bool = False) -> list[str]:
     """What a file imports, by statement or by `import_module`; with `types` also what only the type checker reads."""
-    tree = tree_of(path)
+    return list(_imports(path, types))
+
+
+def _imports(path: Path, types: bool) -> Iterator[str]:
     for_types = {
         inner
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if node in for_types and not types:
             continue
         if isinstance(node, ast.Import):
@@ -235,7 +244,7 @@ def test_a_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("cli")])
 def test_only_the_command_line_prints(module: str) -> None:
-    for node in ast.walk(tree_of(MODULES[module])):
+    for node in nodes_of(MODULES[module]):
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
         assert called not in {"print", "eval", "exec", "input"}, f"{module}:{getattr(node, 'lineno', 0)}: {called}()"
 
@@ -262,7 +271,7 @@ KINDS_OF_SAMPLES = set(
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("samples.")])
 def test_no_other_folder_asks_of_what_kind_samples_are(module: str) -> None:
     """The protocols of solar/samples/protocol.py are asked instead, so a new kind changes no other folder."""
-    for node in ast.walk(tree_of(MODULES[module])):
+    for node in nodes_of(MODULES[module]):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass", "type"):
             named = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
             assert not named & KINDS_OF_SAMPLES, f"{module}:{node.lineno}: {ast.unparse(node)}"
@@ -286,7 +295,7 @@ def test_a_loader_of_a_local_file_loads_nothing_that_it_does_not_use(tmp_path: P
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "io.system.lifecycle"])
 def test_forks_and_the_exit_have_one_hook(module: str) -> None:
-    for node in ast.walk(tree_of(MODULES[module])):
+    for node in nodes_of(MODULES[module]):
         called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         assert called not in ("os.register_at_fork", "atexit.register", "threading._register_atexit"), module
 

@@ -36,6 +36,7 @@ def doubled(sample: Any) -> Any:
     return sample
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("layout", [*LAYOUTS, *MANY])
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_the_advice_is_enough_for_processes_that_have_a_buffer_each(

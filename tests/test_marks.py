@@ -255,6 +255,7 @@ def test_more_marks_than_a_bound_can_keep_make_a_data_set_lossless(tmp_path: Pat
 # --- verify ----
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(
     ("at", "to", "said"),
     [
@@ -323,6 +324,7 @@ def test_values_that_are_written_to_a_compressed_file_keep_its_marks(tmp_path: P
 # --- what only looks like labels ----
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -28,6 +28,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o660, 0o444, 0o400])
 @pytest.mark.parametrize("mask", [0o022, 0o000])
 def test_a_compressed_file_has_the_mode_of_its_original_and_is_never_wider(

@@ -199,6 +199,7 @@ print(held() - before, reader.stats()["bypassed"])
 """
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps what was freed for a while")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_on_its_way_past_the_page_cache_keeps_to_the_memory_it_is_given(tmp_path: Path, backend: str) -> None:

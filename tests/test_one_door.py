@@ -283,6 +283,7 @@ def test_the_storage_counts_what_was_planned(asked: Asked, slowed: tuple[Any, Pa
         assert requests >= wanted.requests - some
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_a_buffer_batches_are_read_one_by_one(layout: str, slowed: tuple[Any, Path]) -> None:
     mount, folder = slowed

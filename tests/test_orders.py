@@ -81,6 +81,7 @@ def test_an_order_depends_on_seed_and_epoch_alone(kind: str) -> None:
         assert epochs(sampler(kind, seed=4), 3) != one
 
 
+@pytest.mark.slow(every=4)
 @kinds
 @many
 @given(ranks=st.integers(1, 8), batch=st.integers(1, 9), tail=st.sampled_from(TAILS), epoch=st.integers(0, 3))
@@ -99,6 +100,7 @@ def test_the_steps_of_all_ranks_are_one_order(kind: str, ranks: int, batch: int,
     assert [len(one) for one in samplers] == [len(list(one)) for one in samplers]
 
 
+@pytest.mark.slow(every=3)
 @kinds
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 4))
@@ -123,6 +125,7 @@ def test_any_number_of_ranks_goes_on_with_exactly_the_rest(
     assert found == whole
 
 
+@pytest.mark.slow(every=3)
 @kinds
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
 def test_any_positions_can_be_asked_for(kind: str, begin: int, count: int, epoch: int) -> None:
@@ -244,6 +247,7 @@ def test_a_class_is_called_as_its_label_and_weight_0_leaves_it_out() -> None:
     assert one.counts(4) == dict(Counter(labels[sample] for sample in list(one)[:4]))
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("size", [2, 3, 5, 12, 13, 40])
 def test_each_place_of_a_shuffle_may_have_any_sample(size: int) -> None:
     made = np.array(

@@ -49,6 +49,7 @@ def loader_of(paths: list[str], fields: dict[str, str], memory: int) -> Any:
     return DataLoader(data, 8, sampler=sampler, buffer=memory, epochs=EPOCHS, storage=DISK)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("share", [0.1, 0.4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_storage_counts_what_was_planned_for_weights(layout: str, share: float, slowed: tuple[Any, Path]) -> None:

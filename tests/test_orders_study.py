@@ -56,6 +56,7 @@ def chi(found: np.ndarray[Any, Any], wanted: float) -> float:
     return float(((found - wanted) ** 2 / wanted).sum())
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(("size", "share"), [(2, 1.0), (3, 0.34), (4, 0.5), (5, 0.4), (20, 0.05), (20, 0.2), (31, 0.1)])
 def test_each_place_of_a_jobs_order_may_have_any_sample(size: int, share: float) -> None:
     """Over studies with one seed, and over both: by the places, and for few samples by whole orders."""

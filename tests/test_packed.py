@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,20 +91,22 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
     return all(one.dtype == two.dtype and one.numpy().tobytes() == two.numpy().tobytes() for one, two in pairs)
 
 
-CASES = {
-    "u1": (counts("u1", 4800), {}),
-    "u2": (counts("u2"), {}),
-    "i2, plain chunks": (counts("i2"), {"chunks": (4, 48, 80)}),
-    ">i2": (counts(">i2"), {}),
-    "i4, a sample a chunk": (counts("i4"), {"chunks": (1, 40, 48)}),
-    "f4": (counts("f4"), {}),
-    "patterns": (patterns(), {}),
+CASES: dict[str, tuple[Callable[[], NDArray[Any]], dict[str, Any]]] = {
+    "u1": (lambda: counts("u1", 4800), {}),
+    "u2": (lambda: counts("u2"), {}),
+    "i2, plain chunks": (lambda: counts("i2"), {"chunks": (4, 48, 80)}),
+    ">i2": (lambda: counts(">i2"), {}),
+    "i4, a sample a chunk": (lambda: counts("i4"), {"chunks": (1, 40, 48)}),
+    "f4": (lambda: counts("f4"), {}),
+    "patterns": (patterns, {}),
 }
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> None:
-    values, options = CASES[name]
+    made, options = CASES[name]
+    values = made()
     path = stored(tmp_path / "x.h5", values, **options)
     memory = memory_of(path, 0.15)
     with loader_of(path, memory) as loader:
@@ -154,6 +157,7 @@ def test_rows_out_of_chunks_with_filters_are_packed(
     assert 2 * decoded[0] < decoded[1]
 
 
+@pytest.mark.slow
 def test_neighbours_are_read_in_one_go(tmp_path: Path) -> None:
     """Threads have memory to read in beside what encoding takes: a quarter of a MiB at a time, not a sample."""
     path = stored(tmp_path / "x.h5", counts("u2", 6 * SAMPLES))
@@ -228,6 +232,7 @@ def test_a_few_large_rows_may_be_left_out_for_smaller_pages() -> None:
     assert trial._page(sizes, 10_000, dear, 0.1) == (9600, 0)
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("sampler", ["planned", "shuffle"])
 def test_training_resumes_with_the_same_batches(sampler: str, tmp_path: Path) -> None:
     path = stored(tmp_path / "x.h5", counts("u2"))
@@ -291,6 +296,7 @@ def test_where_a_trial_fails_samples_are_held_as_they_are(tmp_path: Path) -> Non
         assert trial.try_packing(layout, SLOW, 0.1) is None
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("call", ["read", "memory"])
 def test_a_failed_load_is_made_good(call: str, tmp_path: Path) -> None:
     values = counts("u2")

@@ -166,7 +166,7 @@ def test_settings_say_that_a_bound_is_of_stored_numbers() -> None:
 # --- relative bounds, and limits of whole numbers that no float can tell apart ----
 
 
-@pytest.mark.slow(every=2)
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize("rel", [0.3, 1e-2, 1e-5])
 def test_whole_numbers_of_64_bits_do_not_cross_their_limits(dtype: str, rel: float, tmp_path: Path) -> None:

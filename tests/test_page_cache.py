@@ -85,6 +85,7 @@ def cold(path: str, name: str, page_cache: bool | None) -> H5Dataset:
     return data
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.usefixtures("_backend")
 @pytest.mark.parametrize("name", ["plain", "packed"])
 @pytest.mark.parametrize("buffer", [0, "3MiB"])
@@ -100,6 +101,7 @@ def test_what_the_cache_is_not_to_hold_or_has_no_room_for_is_read_past_it(
     assert resident(path) == 0  # and so says the system
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.usefixtures("_backend")
 @pytest.mark.parametrize("name", ["plain", "packed"])
 @pytest.mark.parametrize("buffer", [0, "3MiB"])

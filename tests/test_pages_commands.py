@@ -53,7 +53,14 @@ def test_the_pages_quote_the_commands_that_are_tried() -> None:
     assert found == set(SAYS)
 
 
-@pytest.mark.parametrize(("page", "command"), [(page, one) for page in PAGES for one in quoted(page)])
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        pytest.param(page, one, marks=[pytest.mark.slow] if one == "solar demo" else [])
+        for page in PAGES
+        for one in quoted(page)
+    ],
+)
 def test_a_command_of_a_page_runs(page: str, command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, name, *given = shlex.split(command)
     given = [str(folder / "data") if one == "/data" else one for one in given]

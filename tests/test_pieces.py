@@ -106,6 +106,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_read_by_h5py_as_solar_reads_it_in_every_way(kind: str, tmp_path: Path) -> None:
     make, names, asked, fields, samples = KINDS[kind]

@@ -41,6 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", WAYS_TO_READ)
 def test_every_way_with_every_cache_gives_the_bytes_of_h5py(files: Path, kind: str, workers: int) -> None:

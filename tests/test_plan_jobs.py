@@ -201,6 +201,7 @@ SIMULATED = {
 ONE_ORDER = {0.5: (1.15, (1.16, 1.19, 1.24)), 0.25: (2.2, (2.25, 2.4, 2.7))}  # and a study's, of 2, 5 and 10 %
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize(("f", "jobs"), [(0.5, 2), (0.5, 4), (0.5, 8), (0.25, 2), (0.25, 4), (0.25, 8)])
 def test_sweeps_for_all_cost_what_the_laws_say(f: float, jobs: int) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}
@@ -211,6 +212,7 @@ def test_sweeps_for_all_cost_what_the_laws_say(f: float, jobs: int) -> None:
     assert (jobs * filling(alone), filling(together)) == pytest.approx(SIMULATED[f][jobs], rel=0.07)
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("f", [0.25, 0.5])
 def test_a_studys_order_costs_little_more_than_one_order_for_all(f: float) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}

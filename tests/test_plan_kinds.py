@@ -63,6 +63,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow(every=11)
 @pytest.mark.parametrize("gap", [10, 1000, 100_000])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,6 +109,7 @@ def test_an_lru_that_holds_nothing_is_not_followed(calls: Calls) -> None:
     assert calls["_lru_misses"] == 4
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_hundred_thousand_ranks_comes(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "--samples", "1000", "--sample-bytes", "1k", "--ranks", "100000", "--memory", "0"]
     assert main(asked) == 0

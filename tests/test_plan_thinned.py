@@ -28,6 +28,7 @@ def shuffled(epoch: int) -> tuple[np.ndarray, np.ndarray]:
     return _native.randperm(SAMPLES, epoch), STARTS
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("gap", [100, 30_000])
 def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: RetentionPolicy, gap: int) -> None:

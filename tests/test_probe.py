@@ -127,6 +127,7 @@ def test_ctrl_c_removes_the_temporary_file(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_killed_command_leaves_no_temporary_file(tmp_path: Path, number: int, code: int) -> None:
     folder = tmp_path / "folder"

@@ -26,7 +26,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
 
 
-@pytest.mark.slow(every=5)
+@pytest.mark.slow(every=11)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["contiguous", "chunks", "gzip"])
 @pytest.mark.parametrize("order", BUFFERED)
@@ -132,6 +132,7 @@ def test_what_chunks_cut_in_two_has_none(tmp_path: Path) -> None:
         next(iter(DataLoader(H5Dataset(str(tmp_path / "a.h5"), Ragged("v", ends="ends")), buffer="1MiB")))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["contiguous", "gzip"])
 def test_data_sets_are_joined_in_one_buffer(
@@ -170,6 +171,7 @@ def test_blocks_are_as_long_as_suits_the_samples(tmp_path: Path) -> None:
         assert blocks.counts.sum() * blocks.per < 1.5 * sum(lengths)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("order", ["shuffled", "by a generator", "with replacement", "a list"])
 @pytest.mark.parametrize("kind", ["ragged", "several files", "csr", "longer than chunks"])
 def test_chunks_that_no_number_divides_are_cut_all_the_same(kind: str, order: str, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(but=["csr"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_grows_by_no_more_than_its_buffer(case: str, tmp_path: Path) -> None:
     make, samples, nbytes = CASES[case]

@@ -82,6 +82,7 @@ def test_ragged_samples_of_every_type_come_in_every_form(kind: str, way: str, tm
         assert all(map(torch.equal, plainly(batch), expected))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_of_every_type_come_sparse_and_dense(kind: str, tmp_path: Path) -> None:
     whole = np.zeros((3, 4), kind)

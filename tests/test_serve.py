@@ -89,6 +89,7 @@ def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: P
     assert read[1] < 3 * read[0]  # they do not begin in the same instant, and each that comes changes the plan
 
 
+@pytest.mark.slow
 def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, samples = tmp_path / "counts.h5", 4096
     with h5py.File(path, "w") as file:

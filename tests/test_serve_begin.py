@@ -84,6 +84,7 @@ def test_of_jobs_that_begin_together_one_begins_a_service(jobs: int, scan: Path,
         assert int(served) > 0, error
 
 
+@pytest.mark.slow
 def test_the_next_pass_begins_one_where_the_first_was_killed(scan: Path, runtime: Path) -> None:
     data = H5Dataset(scan, FIELDS)
     with DataLoader(data, 8, sampler=PlanSampler(data, seed=3), service="auto:4MiB") as loader:

@@ -28,6 +28,7 @@ from solar.service.service import Service
 _ = scan  # a fixture
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("after", [0.02, 0.1, 0.3])
 def test_the_service_is_killed_and_jobs_go_on(after: float, scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
@@ -51,6 +52,7 @@ def test_the_service_is_stopped_and_jobs_go_on(scan: Path, tmp_path: Path, monke
     check(data, found)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_is_left_behind_and_comes_back(scan: Path, tmp_path: Path) -> None:
     program = f"""
 import sys, time, hashlib

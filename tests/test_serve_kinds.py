@@ -114,7 +114,7 @@ def _slices(data: H5Dataset) -> H5Dataset:
     return H5Dataset(data.layouts["u"].paths[0], Field("u", axis=1))
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, tmp_path: Path) -> None:
     data = [KINDS[kind](tmp_path) for _ in range(3)]
@@ -126,6 +126,7 @@ def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, tmp_path: P
     assert all(counts["alone"] == 1 for _, counts in found.values())  # its first batch, while it joins
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", ["flat, beside others", "a matrix", "boxes, gzip"])
 def test_they_are_read_once_for_all(kind: str, tmp_path: Path) -> None:
     """Three have little more read than one has: they do not begin in one instant, and who comes changes the plan."""
@@ -140,6 +141,7 @@ def test_they_are_read_once_for_all(kind: str, tmp_path: Path) -> None:
     assert read[1] < 2 * read[0] and handed[1] > 2 * handed[0]
 
 
+@pytest.mark.slow
 def test_a_job_whose_later_batches_are_larger_joins_again(tmp_path: Path) -> None:
     """Batches are told with some room; of samples in order of their length those of the end have ten times as much."""
     path = tmp_path / "grows.h5"

@@ -64,6 +64,7 @@ def test_a_service_without_memory_leaves_its_jobs_to_themselves(scan: Path, tmp_
     assert any(counts["alone"] > 50 for _, counts in found.values())
 
 
+@pytest.mark.slow
 def test_a_service_without_descriptors_takes_whom_it_can(scan: Path, tmp_path: Path) -> None:
     """Each job takes some; who finds none left reads by itself, and the others notice nothing."""
     before = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (44, 44))"

@@ -57,7 +57,7 @@ def _travelled(services: Services) -> bool:
     return all(sent == received for sent, received in pairs)
 
 
-@pytest.mark.slow(every=3)
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(4)]
@@ -72,6 +72,7 @@ def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str
     assert all(one["sent_samples"] > 0 for one in status)
 
 
+@pytest.mark.slow
 def test_three_nodes_of_which_one_has_no_job(scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, "x") for _ in range(2)]
     with Services(scan, where=tmp_path / "s", nodes=3) as services:
@@ -172,6 +173,7 @@ def test_several_data_sets_at_a_time_divide_the_memory_of_all_nodes(scan: Path, 
 # --- what goes wrong ----
 
 
+@pytest.mark.slow
 def test_a_job_that_rests_holds_back_those_of_another_node_for_the_slack_and_no_longer(
     scan: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, sc
     assert (code == 0) == (what != signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_leaves_jobs_of_both_nodes_to_themselves_and_comes_back(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

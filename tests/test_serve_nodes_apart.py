@@ -65,7 +65,7 @@ MADE = {"a matrix": cells, "unequal": points, "boxes": boxes, "all of a field in
 # --- what is planned, and where it lies ----
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=8)
 @pytest.mark.parametrize("seeds", [[[1], [1]], [[1, 2], [], [2, 4]]], ids=str)
 @pytest.mark.parametrize("kind", MADE)
 def test_each_job_finds_its_samples_of_each_field_in_the_memory_of_its_node(
@@ -118,7 +118,7 @@ def provided(data: SharedData, uses: SampleUses, sizes: Any) -> Memory:
     return found
 
 
-@pytest.mark.slow(every=3)
+@pytest.mark.slow(every=6)
 @pytest.mark.parametrize("seeds", [[[1], [1]], [[1], [2]]], ids=str)
 @pytest.mark.parametrize(("kind", "share"), [("a matrix", 0.5), ("unequal", 2), ("boxes", 2)])
 def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
@@ -136,7 +136,7 @@ def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
 # --- what is read, sent, and held, by services under mpiexec ----
 
 
-@pytest.mark.slow(but=["flat, beside others", "a matrix", "boxes, gzip"])
+@pytest.mark.slow(but=["boxes, gzip"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str, tmp_path: Path) -> None:
     data = [KINDS[kind](tmp_path) for _ in range(4)]
@@ -152,7 +152,7 @@ def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str
     assert all(there) or (kind == "boxes" and any(there))  # of which each field is one block, at the home of one node
 
 
-@pytest.mark.slow(but=["unequal-(1, 2)"])
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["a matrix", "unequal", "boxes"])
 def test_both_nodes_together_read_what_one_service_for_all_reads(
@@ -194,6 +194,7 @@ def test_services_hold_no_more_than_their_memory(tmp_path: Path) -> None:
         pytest.skip("the batches are right; no control group of memory can be made here, so the cap was not tried")
 
 
+@pytest.mark.slow
 def test_a_damaged_chunk_of_a_field_is_an_error_of_the_jobs_that_want_it_on_both_nodes(tmp_path: Path) -> None:
     path = tmp_path / "damaged.h5"
     ragged(path, [5] * 400, "gzip")

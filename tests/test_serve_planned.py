@@ -80,7 +80,7 @@ MEMORY = {
 }
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=12)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_reads_what_the_plan_says(

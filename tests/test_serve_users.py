@@ -153,6 +153,7 @@ def in_temporary_folder(folder: Path) -> None:
     os.environ["TMPDIR"] = str(folder)
 
 
+@pytest.mark.slow(every=3)
 @needs_root
 @pytest.mark.parametrize("service", ["auto", "auto:4MiB", None])
 def test_a_service_that_another_user_has_put_there_is_not_asked(

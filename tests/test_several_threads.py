@@ -112,6 +112,7 @@ def taken_by_threads(loader: Any) -> list[int]:
     return sorted(sample for own in found for sample in own)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_that_share_an_iterator_get_every_sample_once(way: str, path: Path) -> None:
     with WAYS[way](path) as loader:

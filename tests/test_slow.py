@@ -94,6 +94,7 @@ def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPa
     solar.read(zoo, "text")
 
 
+@pytest.mark.slow
 def test_memory_beyond_what_the_request_justifies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Path(child_end.__file__).read_text()
     assert "SPARE = 1 << 30" in program

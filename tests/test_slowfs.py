@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import os
@@ -32,6 +33,8 @@ def load() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclass looks itself up
     spec.loader.exec_module(module)
+    compiled = functools.cache(module.build)  # once, though each test has a folder for caches of its own
+    module.build = lambda name, flags=(): compiled(name, tuple(flags))
     return module
 
 

@@ -71,6 +71,7 @@ def test_with_room_for_all_only_the_first_epoch_reads_from_afar(
         assert [one["far"] for one in side_by_side(ours, theirs, 2)] == [0, 0]  # found, and used
 
 
+@pytest.mark.slow(every=6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [60_000, 150_000])
 def test_with_room_for_a_part_that_part_stays_and_no_more_is_taken(
@@ -115,6 +116,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path
         yield mount, folder
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("buffer", [0, "1MB"])
 def test_the_far_storage_sees_no_request_after_the_first_epoch(

@@ -110,6 +110,7 @@ def test_a_stage_file_that_is_not_whole_is_made_anew(staged: Any, how: str) -> N
     assert len(stage_files(disk)) == 1
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("how", ["cut short", "another", "removed", "folder"])
 def test_what_happens_to_it_amid_an_epoch_costs_no_batch(staged: Any, how: str) -> None:
     data, values, disk = staged
@@ -139,6 +140,7 @@ def _harm(file: Path, how: str) -> None:
         os.truncate(file, 10_000_000)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("after", [0, 5])
 def test_a_disk_that_takes_no_more_ends_staging_and_nothing_else(
@@ -159,6 +161,7 @@ def test_a_disk_that_takes_no_more_ends_staging_and_nothing_else(
     assert epoch(again, values)["far"] == 0
 
 
+@pytest.mark.slow
 def test_a_limit_for_files_is_no_end_either(tmp_path: Path, disk: Path) -> None:
     written(tmp_path / "a.h5")
     code = (

@@ -31,7 +31,7 @@ def flat(batches: list[list[Any]]) -> list[Any]:
     return [sample for batch in batches for sample in batch]
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=10)
 @pytest.mark.parametrize("stop", [0, 3, None])
 @pytest.mark.parametrize(("engine", "order"), CASES)
 def test_another_loader_goes_on_with_exactly_the_batches_that_are_left(
@@ -238,6 +238,7 @@ def test_of_a_finished_epoch_the_state_names_the_next(make_loader: Any) -> None:
         assert taken(other) == taken(loader)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_any_number_of_ranks_goes_on_with_the_samples_that_are_left(

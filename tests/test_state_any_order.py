@@ -122,6 +122,7 @@ def test_what_was_not_handed_out_comes_after_resuming(order: str, batch: int, wo
     assert sorted(before + given(iter(other))) == list(range(SAMPLES))
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("kind", [HeldStream, HeldStreamWithState])
 def test_of_an_iterable_each_worker_goes_on_where_it_was(kind: type[HeldStream]) -> None:
     data = kind()

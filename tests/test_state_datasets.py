@@ -35,6 +35,7 @@ class StreamWithState(Stream):
         self.at = state["at"]
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("kind", [Stream, StreamWithState])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_iterable_datasets_go_on_by_their_state_or_by_passing_over(kind: type[Stream], workers: int) -> None:
@@ -85,6 +86,7 @@ def test_a_dataset_may_be_its_own_iterator_and_keep_the_random_state(make_loader
         assert taken(other) == rest
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("stop", [3, None])
 def test_persistent_workers_draw_once_also_after_a_resume(make: Any, stop: int | None, seeded: bool) -> None:

@@ -97,6 +97,7 @@ def test_the_loader_reads_values_within_the_bound(zoo_of_all: Path, tmp_path: Pa
             assert largest > 0.001 or name in ("counts", "zeta")
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("codec", ["abs=0.02", "lossless", "rel=1e-3,coder=pack"])
 def test_the_same_command_gives_the_same_bytes_with_any_number_of_threads(
     codec: str, zoo_of_all: Path, tmp_path: Path

@@ -45,6 +45,7 @@ def scan(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_every_bit_comes_back_through_filters_of_others(name: str, scan: Path, tmp_path: Path) -> None:
     out = tmp_path / "b.h5"

@@ -33,6 +33,7 @@ def original(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("codec", CODECS)
 def test_h5py_reads_a_compressed_file_as_our_decoder_does(codec: str, original: Path, tmp_path: Path) -> None:
     stored = compress(original, tmp_path / "b.h5", codec, chunk_samples=7)  # 40 samples: the last chunk is not full
@@ -43,6 +44,7 @@ def test_h5py_reads_a_compressed_file_as_our_decoder_does(codec: str, original: 
         assert len(stored.parts) >= 4
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_filter_says_type_and_shape_of_the_chunks(codec: str, original: Path, tmp_path: Path) -> None:
     stored = compress(original, tmp_path / "b.h5", codec)
@@ -66,6 +68,7 @@ def without_plugin(code: str, *arguments: object) -> None:
     subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=True, env=variables)
 
 
+@pytest.mark.slow
 def test_the_file_is_the_same_whether_or_not_the_plug_in_was_imported_before(original: Path, tmp_path: Path) -> None:
     compress(original, tmp_path / "b.h5", "rel=1e-4")
     code = "import sys; from solar.io.codec.store import compress; compress(sys.argv[1], sys.argv[2], 'rel=1e-4')"

@@ -92,6 +92,7 @@ def test_another_command_or_encoder_does_not_go_on_with_it(large: Path, monkeypa
     assert np.abs(read(out, "x") - read(large, "x")).max() > 0.01
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_the_same_file(large: Path) -> None:
     with begun(signal.SIGSTOP, TASK, *command(large)) as first:
         os.waitpid(first.pid, os.WUNTRACED)

@@ -76,6 +76,7 @@ def test_a_batch_takes_few_calls_of_the_loops_thread(path: Path, buffer: int, fi
     assert min(found) == most, found  # on a busy machine some batches are not there yet, and take more calls
 
 
+@pytest.mark.slow(every=9)
 @pytest.mark.parametrize("buffer", [0, BUFFER])
 @pytest.mark.parametrize("fields", ["x", {"x": "x", "y": "y"}, ("x", "y")], ids=str)
 @pytest.mark.parametrize("batch", [BATCH, 7])

@@ -316,6 +316,7 @@ def test_a_compiled_model_is_packed_layer_by_layer_as_without(backend: str, boun
 # --- the choice of bounds ----
 
 
+@pytest.mark.slow
 def test_bounds_are_chosen_so_that_gradients_change_by_less_than_their_noise() -> None:
     model, rng = network(), torch.Generator().manual_seed(3)
     batches = [torch.randn(X.shape, generator=rng) + torch.randn(1, generator=rng) for _ in range(12)]

@@ -164,6 +164,7 @@ def test_the_bound_recommended_is_the_last_one_below_the_fraction_and_the_comman
     assert shown.err == ""
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize(
     ("flag", "stored", "unit"), [("", 2.5, "unpacked values"), (" --stored", 50, "stored numbers")]
 )
@@ -231,6 +232,7 @@ def test_counts_are_drawn_anew_with_the_spread_that_poisson_has(make: Make, tune
     assert field["anew"] is field["sigma"] is None and field["whole"]
 
 
+@pytest.mark.slow
 def test_what_solar_compressed_before_is_told(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], phases: list[Phase]
 ) -> None:
@@ -331,6 +333,7 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said_in_a_line(name: str, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     with Path("users_model.py").open("a") as module:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import h5py
 import pytest
+from test_slowfs import slowfs
 
 import solar
-from bench import slowfs
 from solar.errors import PlanError
 from solar.values import Storage
 

@@ -110,6 +110,7 @@ def test_what_is_wrong_with_a_source_names_it_and_the_virtual_dataset(tmp_path: 
         list(DataLoader(data, 8))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("cwd", ["", "one"])
 @pytest.mark.parametrize("prefix", ["", "{}/one", "{}/gone:{}/two", "${{ORIGIN}}/one"])
 def test_sources_are_looked_for_where_libhdf5_looks(

@@ -46,6 +46,7 @@ def both(path: str, kind: str) -> tuple[H5Dataset, Subset[Any]]:
     return H5Dataset(path, fields, samples=samples, where="good"), Subset(whole, np.flatnonzero(GOOD[rows]).tolist())
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_a_subset(path: str, kind: str) -> None:
     ours, theirs = both(path, kind)

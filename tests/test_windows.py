@@ -286,6 +286,7 @@ def test_rows_at_places_alone_are_every_so_many(tmp_path: Path) -> None:
         data[6]
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("order", ["shuffled", "weighted", "odd batches"])
 def test_pages_of_uses_make_the_same_plan(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of(tmp_path, "chunks of four samples", every=1)

@@ -51,6 +51,7 @@ def unzstd(stored: bytes, nbytes: int) -> bytes:
     return _native.decode([(ZSTD, 0, [])], 1, nbytes, 0, stored)
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("level", [-5, 1, 3, 6, 9, 13, 19, 22])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_zstd_frame_of_any_level_gives_its_bytes_back(kind: str, level: int) -> None:
