@@ -137,12 +137,7 @@ Device::Event::Event(std::shared_ptr<Device> device) : device_(std::move(device)
 }
 
 Device::Event::~Event() {
-  if (::getpid() != device_->process_) return;
-  try {
-    const Entered entered(*device_);
-    static_cast<void>(device_->driver_->event_destroy(event_));
-  } catch (...) {  // the device is gone
-  }
+  if (::getpid() == device_->process_) static_cast<void>(device_->driver_->event_destroy(event_));  // in any context
 }
 
 void Device::Event::record(Stream stream) {
