@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from math import ceil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from solar.errors import PlanError
 from solar.io.channels.world import detect
-from solar.io.system.memory import GROUPS, MEMBERSHIP
+from solar.io.system.memory import GROUPS, MEMBERSHIP, control_groups
 
 THREADS_VARIABLE = "SOLAR_THREADS"  # the variable that names how many native threads read
 MOST_THREADS = 32  # that read where nobody says how many: more wait for the same storage
@@ -59,21 +59,11 @@ def _named() -> int:
 
 def quotas(membership: Path, groups: Path) -> Iterator[float]:
     """The cores' worth of time that each control group of this process may use, of those that have a limit."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = groups / controllers.split(",")[0] if controllers else groups
-        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
-            here = root / str(folder).lstrip("/")
-            with suppress(OSError, ValueError, ZeroDivisionError):
-                if controllers:
-                    quota, period = (int((here / f"cpu.cfs_{one}_us").read_text()) for one in ("quota", "period"))
-                else:
-                    quota, period = map(int, (here / "cpu.max").read_text().split())
-                if quota > 0:
-                    yield quota / period
+    for folder, first in control_groups("cpu", membership, groups):
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            if first:
+                quota, period = (int((folder / f"cpu.cfs_{one}_us").read_text()) for one in ("quota", "period"))
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0:
+                yield quota / period

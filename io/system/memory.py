@@ -34,36 +34,36 @@ def page_cache_nbytes() -> int:
 
 def _group_limit(membership: Path, root: Path) -> int:
     """The smallest memory limit of the process's control groups."""
-    return min(
-        (number_in_file(folder / limit, PLENTY) for folder, limit, _ in _groups(membership, root)), default=PLENTY
+    limits = (
+        number_in_file(folder / ("memory.limit_in_bytes" if first else "memory.max"), PLENTY)
+        for folder, first in control_groups("memory", membership, root)
     )
+    return min(limits, default=PLENTY)
 
 
 def _group_free(membership: Path, root: Path) -> int:
     """The smallest free memory of the process's control groups, including what cached files occupy."""
     left = [PLENTY]
-    for folder, limit, usage in _groups(membership, root):
-        taken = number_in_file(folder / usage, 0) - _cached_nbytes(folder / "memory.stat")
-        left.append(number_in_file(folder / limit, PLENTY) - max(0, taken))
+    for folder, first in control_groups("memory", membership, root):
+        limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        taken = number_in_file(folder / f"memory.{usage}", 0) - _cached_nbytes(folder / "memory.stat")
+        left.append(number_in_file(folder / f"memory.{limit}", PLENTY) - max(0, taken))
     return max(0, min(left))
 
 
-def _groups(membership: Path, root: Path) -> Iterator[tuple[Path, str, str]]:
-    """The control groups (of both versions) and those above them, with the names of their files for limit and usage."""
+def control_groups(controller: str, membership: Path, root: Path) -> Iterator[tuple[Path, bool]]:
+    """The process's control groups of this controller and those above them, and whether each is of version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         group = PurePosixPath(path.lstrip("/"))
         for parent in (group, *group.parents):
-            if controllers:
-                yield root / "memory" / parent, "memory.limit_in_bytes", "memory.usage_in_bytes"
-            else:
-                yield root / parent, "memory.max", "memory.current"
+            yield (root / controller / parent, True) if controllers else (root / parent, False)
 
 
 def _cached_nbytes(path: Path) -> int:
