@@ -58,11 +58,6 @@ class BoxRows(Rows):
         """The row of the Layout at which each of these samples begins."""
         return self._boxes.of(samples).start
 
-    def begin(self, rows: NDArray[Any]) -> tuple[Ticket, NDArray[Any]]:
-        """Starts reading these samples into new memory."""
-        memory = _native.take(len(rows) * self._sample_nbytes)
-        return self._ticket(rows, memory), self.from_bytes(memory, len(rows))
-
     def _begin(
         self,
         rows: NDArray[np.int64],

@@ -310,15 +310,14 @@ class Rows:
 
     @property
     def plain(self) -> bool:
-        """Whether `begin` does: the engine reads them, and nothing is to be done afterwards."""
-        return self._source is not None and self._as_read and self._sample_nbytes > 0 and not self.dtype.hasobject
-
-    def begin(self, rows: NDArray[Any]) -> tuple[Ticket, NDArray[Any]]:
-        """Starts reading these rows, which are plain, into new memory; ValueError if one is out of range."""
-        assert self._source is not None, "only plain values are begun"
-        memory = _native.take(len(rows) * self._sample_nbytes)
-        values = np.ndarray((len(rows), *self._shape), self._read_dtype, memory)
-        return Ticket(self._source, rows, memory), values
+        """Whether samples are rows that the engine reads, and nothing is to be done afterwards."""
+        return (
+            self._source is not None
+            and self.boxes is None
+            and self._as_read
+            and self._sample_nbytes > 0
+            and not self.dtype.hasobject
+        )
 
     def start(
         self,
@@ -375,12 +374,13 @@ class Rows:
         if self._source is not None and memory is not None and len(rows):
             return Ticket(self._source, rows, memory, positions)
         reader = self.layout.reader
+        collective = reader == "mpio-collective" and self._sample_nbytes > 0
+        if not collective and (len(rows) == 0 or out.nbytes == 0):
+            return _NoWork(len(rows))
         from solar.io.hdf5 import guarded_reader, mpio  # only where libhdf5 reads
 
-        if reader == "mpio-collective" and self._sample_nbytes:  # even without rows: the other ranks wait for this one
+        if collective:  # even without rows: the other ranks wait for this one
             return mpio.CollectiveRead(self.layout, rows, out)
-        if len(rows) == 0 or out.nbytes == 0:
-            return _NoWork(len(rows))
         return guarded_reader.SlowRead(
             self.layout, rows, out, mpio.read_into if reader == "mpio" else guarded_reader.read_into
         )

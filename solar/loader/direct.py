@@ -131,7 +131,7 @@ def of_reader(
     rows = [one.rows for one in beneath.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
     ahead = min(ahead, nbytes_ahead // max(1, nbytes) - 1)
-    if not all(one.plain and one.boxes is None for one in rows) or ahead < 1:
+    if not all(one.plain for one in rows) or ahead < 1:
         return None
     return ReaderBatches(indices, beneath, assemble, samples, ahead)
 

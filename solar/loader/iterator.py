@@ -121,7 +121,9 @@ class EpochIterator(Draws):
                 self._bar.update()
             data = self._on_device(data)
             if pending.weight is not None:
-                data = _weighted(data, pending.weight)
+                from solar.loader.uneven import weight_batch  # only where ranks have different numbers of samples
+
+                data = weight_batch(data, pending.weight)
             self._handed_out = time.perf_counter()
             return data
 
@@ -333,7 +335,9 @@ class EpochIterator(Draws):
             if self._skipping is not None:
                 self._skipping.started(samples)
             if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
-                raise _empty_batch()
+                from solar.loader.uneven import EMPTY_BATCH
+
+                raise PlanError(EMPTY_BATCH)
             source = self._beneath if self._turn is None else self._turn
             coming = self._begun(source, samples, self.passage.before[0] + self._started)
             if self._lands_ahead and self._landing is not None:
@@ -404,15 +408,3 @@ class EpochIterator(Draws):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._release()
-
-
-def _weighted(data: Any, weight: float) -> Any:
-    from solar.loader.uneven import weight_batch  # only where ranks have different numbers of samples
-
-    return weight_batch(data, weight)
-
-
-def _empty_batch() -> PlanError:
-    from solar.loader.uneven import EMPTY_BATCH
-
-    return PlanError(EMPTY_BATCH)
