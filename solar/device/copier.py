@@ -25,7 +25,7 @@ from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
 from solar.io.system.waiting import GLANCE
 from solar.loader.batch_future import BatchFuture, ended_first
 from solar.loader.stats import Stats
-from solar.loader.way import NativeWay
+from solar.loader.way import Way
 from solar.samples.pending import leaves
 from solar.samples.source import Array
 
@@ -134,7 +134,7 @@ class DeviceCopier:
 
     # --- on the way ----
 
-    def landed_batches(self, way: NativeWay) -> LandedBatches | None:
+    def landed_batches(self, way: Way) -> LandedBatches | None:
         """The batches of a short way, copied by native code; None where they need more than that."""
         native = None if self._streams is None or self._tier is not None else self._streams.native()
         finishes = leaves(self._finishes)

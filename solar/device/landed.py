@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from solar.device.ring import SLOTS, Streams
 from solar.io.reading.engine import COUNT_NAMES
 from solar.loader.batch_future import ended_first
 from solar.loader.stats import Stats
-from solar.loader.way import Left, NativeWay, NotDirect, Taken, Tensors
+from solar.loader.way import Left, NotDirect, Taken, Tensors, Way
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceForm
@@ -36,7 +35,7 @@ class LandedBatches:
 
     def __init__(
         self,
-        way: NativeWay,
+        way: Way,
         streams: Streams,
         device: _native.Device,
         form: DeviceForm,
@@ -60,46 +59,6 @@ class LandedBatches:
         self._waiting_nbytes = places * way.nbytes  # which the loop has not asked for
         stats.landed(0, self._waiting_nbytes)
         ended_first(self)
-
-    # --- as a Way ----
-
-    @property
-    def ahead(self) -> int:
-        return self._way.ahead
-
-    @property
-    def samples(self) -> int:
-        return self._way.samples
-
-    @property
-    def nbytes(self) -> int:
-        return self._way.nbytes
-
-    @property
-    def begun(self) -> int:
-        return self._way.begun
-
-    @property
-    def indices(self) -> Iterator[Any]:
-        return self._way.indices
-
-    @property
-    def drained(self) -> bool:
-        return self._way.drained
-
-    @property
-    def left(self) -> int:
-        return self._way.left
-
-    @property
-    def ended(self) -> bool:
-        return self._way.ended
-
-    def assemble(self, parts: Tensors) -> Any:
-        return self._way.assemble(parts)
-
-    def called(self) -> Any:
-        return self._way.called()
 
     def take(self, seconds: float) -> Taken | None:
         with self._using:

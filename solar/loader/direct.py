@@ -21,7 +21,7 @@ from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here
 from solar.loader.batch_future import FORKED, BatchFuture, profiling
 from solar.loader.collate import Collation
-from solar.loader.way import Assemble, Left, NotDirect, Taken, Way
+from solar.loader.way import Assemble, BatchFeed, Left, NotDirect, Taken, Way
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
@@ -35,8 +35,8 @@ class DirectBatches:
     It makes no object that outlasts a batch, and counts nothing: Stats does when it is asked, or after some batches.
     """
 
-    def __init__(self, way: Way, stats: Any, passage: EpochPosition, waits: bool) -> None:
-        self.way = way
+    def __init__(self, way: Way, feed: BatchFeed, stats: Any, passage: EpochPosition, waits: bool) -> None:
+        self.way, self.feed = way, feed
         self._stats, self._passage, self._waits = stats, passage, waits
         self._noted, self._held = stats.noted, way.ahead * way.nbytes  # between two batches
         passage.taken = way.called  # who asks calls it
@@ -45,14 +45,14 @@ class DirectBatches:
 
     def hand_out(self, asked: float, last: float) -> tuple[Any, float]:
         """The next batch, and when it was handed out. It was asked for then, and the last handed out then (0: none)."""
-        way = self.way
+        way, feed = self.way, self.feed
         if profiling():  # the long way has its ranges
             raise NotDirect
-        came = way.take(0.0)
+        came = feed.take(0.0)
         if came is None:
             if not self._waits:
                 raise NotDirect
-            came = until(way.take, SAID_AFTER)
+            came = until(feed.take, SAID_AFTER)
             if came is None:  # the long way says what it waits for
                 raise NotDirect
         parts, counts = came
@@ -61,7 +61,7 @@ class DirectBatches:
         self._passage.advance()
         now = time.perf_counter()
         self._noted.append(
-            (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, way.names, counts)
+            (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, feed.names, counts)
         )
         if way.drained:
             before, self._held = self._held, way.left
@@ -76,7 +76,7 @@ class DirectBatches:
         """The batches on their way, for the long way."""
         coming = list[BatchFuture | Exception]()
         held = -self._held
-        for one in self.way.leave():
+        for one in self.feed.leave():
             if isinstance(one, Exception):
                 coming.append(one)
                 continue
@@ -150,7 +150,8 @@ class RunBatches:
         self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), turn.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
-        self.indices = self._turn = turn
+        self._turn = turn
+        self.indices: Iterator[Any] = turn
 
     def take(self, seconds: float) -> Taken | None:
         if self.begun >= self._end:
@@ -190,7 +191,7 @@ class RunBatches:
 class ReaderBatches:
     """Batches that are read for the loop, one by one, as many ahead as the long way would read."""
 
-    names = COUNT_NAMES
+    names: tuple[str, ...] = COUNT_NAMES
 
     def __init__(
         self, indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int

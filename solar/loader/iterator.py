@@ -270,9 +270,9 @@ class EpochIterator(Draws):
         ahead = self._ahead, self._nbytes_ahead
         found = way_of(self._turn, self._indices, self._beneath, collation, size, ahead)
         if found is not None:
-            way = found if self._landing is None else self._landing.landed_batches(found)
-            if way is not None:
-                self._straight = DirectBatches(way, self._stats, self.passage, waits=not self._timeout)
+            feed = found if self._landing is None else self._landing.landed_batches(found)
+            if feed is not None:
+                self._straight = DirectBatches(found, feed, self._stats, self.passage, waits=not self._timeout)
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""

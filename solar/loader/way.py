@@ -1,4 +1,4 @@
-"""Way: where batches come from that are handed out as they come, for DirectBatches and for what copies to a device."""
+"""Way: where batches come from that are handed out as they come; BatchFeed: what hands them to DirectBatches."""
 
 from __future__ import annotations
 
@@ -21,35 +21,31 @@ class NotDirect(Exception):
     """Nothing is wrong with this batch, but it needs more than the short way has."""
 
 
-class Way(Protocol):
-    """Where batches come from, `ahead` of the loop."""
+class BatchFeed(Protocol):
+    """What batches are taken from: a Way, or what brings its batches elsewhere first."""
 
     names: tuple[str, ...]  # of the counts
 
-    @property
-    def ahead(self) -> int: ...
+    def take(self, seconds: float) -> Taken | None:
+        """The next batch, within this time. NotDirect where the long way is to go on."""
 
-    @property
-    def samples(self) -> int:
-        """The samples of the batch taken last; before the first, those of a batch."""
+    def leave(self) -> list[Left]:
+        """The batches on their way, for the long way."""
 
-    @property
-    def nbytes(self) -> int: ...
 
-    @property
-    def begun(self) -> int:
-        """Batches of the epoch that the long way need not begin."""
+class Way(BatchFeed, Protocol):
+    """Where batches come from, `ahead` of the loop. Native code may take them instead, to copy them to a device."""
 
-    @property
-    def indices(self) -> Iterator[Any]:
-        """What the long way goes on with."""
+    ahead: int
+    samples: int  # of the batch taken last; before the first, those of a batch
+    nbytes: int
+    begun: int  # batches of the epoch that the long way need not begin
+    indices: Iterator[Any]  # what the long way goes on with
+    rows: list[Rows]  # of each field
+    drained: bool  # no more batches are begun
 
     @property
     def assemble(self) -> Assemble: ...
-
-    @property
-    def drained(self) -> bool:
-        """Whether no more batches are begun."""
 
     @property
     def left(self) -> int:
@@ -59,20 +55,10 @@ class Way(Protocol):
     def ended(self) -> bool:
         """Whether no batch comes after the one taken last."""
 
-    def take(self, seconds: float) -> Taken | None:
-        """The next batch, within this time. NotDirect where the long way is to go on."""
-
     def called(self) -> Any:
         """The samples of the batch taken last."""
 
-    def leave(self) -> list[Left]:
-        """The batches on their way, for the long way."""
-
-
-class NativeWay(Way, Protocol):
-    """A Way whose batches native code may take, to copy them to a device."""
-
-    rows: list[Rows]  # of each field
+    # --- for native code that takes batches ----
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | _native.ReadAhead | None:
         """What makes the batches, to be taken from there; None if it is not ready within this time.
