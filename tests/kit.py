@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 from solar import _native
-from solar.errors import ReadError
+from solar.errors import CodecError, ReadError
 from solar.io.reading.engine import Engine
 
 # The folder of files that nobody in this project wrote; it may be absent.
@@ -99,3 +100,30 @@ BACKENDS = [
     "pread",
     pytest.param("uring", marks=pytest.mark.skipif(not uring_works(), reason="the kernel has or allows no io_uring")),
 ]
+
+
+def broken_file(folder: Path) -> Path:
+    """A file of 400 samples, number i all of i, of which sample 217 is damaged."""
+    path = folder / "broken.h5"
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", (400, 16), "f4", chunks=(1, 16), fletcher32=True)
+        x[:] = np.arange(400)[:, None]
+        broken = x.id.get_chunk_info(217).byte_offset
+    with path.open("r+b") as raw:
+        raw.seek(broken)
+        raw.write(b"\xff")
+    return path
+
+
+def check_all_but_the_broken(batches: Iterator[Any]) -> None:
+    """Of that file in batches of 4, after the first one: the damaged one is told in its turn, and all others come."""
+    seen, failed = [], 0
+    for number in range(1, 100):
+        try:
+            seen.append((number, int(next(batches)[0, 0])))
+        except CodecError as error:
+            assert "sample 217" in str(error)
+            failed = number
+    assert failed == 217 // 4
+    assert seen == [(number, 4 * number) for number in range(1, 100) if number != failed]
+    assert next(batches, None) is None

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from device_kit import all_same, loaders, same, write
+from kit import broken_file, check_all_but_the_broken
 from null_device import calls, driver, null_device
 
-from solar import CodecError, DataLoader, Field, H5Dataset, ReadError
+from solar import DataLoader, Field, H5Dataset, ReadError
 from solar.device.landed import LandedBatches
 from solar.device.ring import SLOTS
 
@@ -119,7 +120,7 @@ def test_a_batch_stays_as_long_as_it_is_kept(path: str, null_device: list[Any]) 
     host, there = loaders(H5Dataset(path, "x"), 2, True, ahead=3)
     driver().null_delay(300_000)
     kept = list(there)
-    time.sleep(0.01)
+    time.sleep(0.01)  # for memory that was let go too early to be used again
     assert all(same(one, other) for one, other in zip(host, kept, strict=True))
 
 
@@ -130,7 +131,7 @@ def test_the_loop_does_not_wait_for_the_device_and_few_copies_are_under_way(path
     [device] = null_device
     device.waits = False
     driver().null_delay(50_000_000)
-    time.sleep(0.02)
+    time.sleep(0.02)  # for the copies that there is room for to begin
     begin, before = time.perf_counter(), driver().null_copies(False)
     first = [next(batches), next(batches)]
     assert time.perf_counter() - begin < 0.045  # they are on their way
@@ -158,27 +159,12 @@ def test_memory_is_pinned_once_and_let_go_with_its_block(tmp_path: Path, null_de
 
 
 def test_a_failed_batch_comes_in_its_turn(tmp_path: Path, null_device: list[Any]) -> None:
-    path = tmp_path / "broken.h5"
-    with h5py.File(path, "w") as file:
-        x = file.create_dataset("x", (400, 16), "f4", chunks=(1, 16), fletcher32=True)
-        x[:] = np.arange(400)[:, None]
-        broken = x.id.get_chunk_info(217).byte_offset
-    with path.open("r+b") as raw:
-        raw.seek(broken)
-        raw.write(b"\xff")
+    path = broken_file(tmp_path)
     for buffer in (0, "1MiB"):
-        batches, seen, failed = iter(DataLoader(H5Dataset(path, "x"), 4, buffer=buffer, device="cpu")), [], 0
+        batches = iter(DataLoader(H5Dataset(path, "x"), 4, buffer=buffer, device="cpu"))
         next(batches)
         assert lands(batches)
-        for number in range(1, 100):
-            try:
-                seen.append((number, int(next(batches)[0, 0])))
-            except CodecError as error:
-                assert "sample 217" in str(error)
-                failed = number
-        assert failed == 217 // 4
-        assert seen == [(number, 4 * number) for number in range(1, 100) if number != failed]
-        assert next(batches, None) is None
+        check_all_but_the_broken(batches)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +208,7 @@ def test_the_state_is_that_of_batches_handed_out(path: str, null_device: list[An
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    time.sleep(0.01)
+    time.sleep(0.01)  # for batches to be copied that the loop has not asked for
     state = loader.state_dict()
     rest = list(batches)
     loader.load_state_dict(state)
