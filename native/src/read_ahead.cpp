@@ -12,10 +12,6 @@ namespace {
 
 constexpr std::chrono::seconds last_read(5);  // that an abandoned read may take to end
 
-void add(ReaderStats& sum, const ReaderStats& more) noexcept {
-  for (const NamedCount& one : named_counts) sum.*one.count += more.*one.count;
-}
-
 }  // namespace
 
 ReadAhead::ReadAhead(Reader& reader, std::shared_ptr<MemoryPool> pool, std::vector<std::shared_ptr<const Source>> fields)

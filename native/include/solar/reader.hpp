@@ -70,6 +70,10 @@ inline constexpr std::array<NamedCount, 15> named_counts{{
     {"decode_ns", &ReaderStats::decode_ns},
 }};
 
+inline void add(ReaderStats& sum, const ReaderStats& more) noexcept {
+  for (const NamedCount& one : named_counts) sum.*one.count += more.*one.count;
+}
+
 enum class Backend { automatic, pread, uring };
 
 // What becomes of the rows of a ticket.

@@ -33,9 +33,10 @@ std::shared_ptr<const File> OpenFiles::open(const SourceFile& wanted, unsigned t
   Shard& shard = shard_of(wanted.path);
   {
     const std::lock_guard lock(shard.mutex);
-    const auto found = shard.by_key.find(key_of(wanted.path, copy));
-    if (found != shard.by_key.end()) {
-      Open& open = *found->second;
+    const auto known = shard.by_path.find(wanted.path);
+    if (known != shard.by_path.end() && known->second.contains(copy)) {
+      const Files::iterator at = known->second.at(copy);
+      Open& open = *at;
       // Of another inspection, or written to since, it is opened anew, which says so.
       bool still = same(*open.file, wanted);
       if (still && now_ns - open.looked_ns >= descriptor_check_ns) {
@@ -43,22 +44,29 @@ std::shared_ptr<const File> OpenFiles::open(const SourceFile& wanted, unsigned t
         still = open.file->unchanged();
       }
       if (still) {
-        shard.files.splice(shard.files.begin(), shard.files, found->second);
+        shard.files.splice(shard.files.begin(), shard.files, at);
         return open.file;
       }
-      drop(shard, found->second);
+      drop(shard, at);
     }
   }
   std::shared_ptr<const File> file = open_now(wanted, retries);  // which may take long
   if (open_.load(std::memory_order_relaxed) >= limit_) drop_all(copies());  // of when there were fewer files
   const std::lock_guard lock(shard.mutex);
   while (!shard.files.empty() && open_.load(std::memory_order_relaxed) >= limit_) drop(shard, std::prev(shard.files.end()));
-  const std::string key = key_of(wanted.path, copy);
-  if (const auto beside = shard.by_key.find(key); beside != shard.by_key.end()) drop(shard, beside->second);
-  shard.files.push_front({wanted.path, copy, file, now_ns});
-  shard.by_key.emplace(key, shard.files.begin());
+  const auto known = shard.by_path.find(wanted.path);
+  if (known != shard.by_path.end() && known->second.contains(copy)) drop(shard, known->second.at(copy));
+  Files fresh{{wanted.path, copy, file, now_ns}};
+  auto& own = shard.by_path[wanted.path];
+  try {
+    own.emplace(copy, fresh.begin());
+  } catch (...) {
+    if (own.empty()) shard.by_path.erase(wanted.path);
+    throw;
+  }
+  shard.files.splice(shard.files.begin(), fresh);
   ++open_;
-  if (++shard.copies[wanted.path] == 1) ++paths_;
+  paths_ += own.size() == 1;
   return file;
 }
 
@@ -87,8 +95,8 @@ std::shared_ptr<const File> OpenFiles::open_now(const SourceFile& wanted, std::u
 void OpenFiles::forget(const std::string& path) {
   Shard& shard = shard_of(path);
   const std::lock_guard lock(shard.mutex);
-  for (unsigned copy = 0; copy < threads_; ++copy) {
-    if (const auto found = shard.by_key.find(key_of(path, copy)); found != shard.by_key.end()) drop(shard, found->second);
+  for (auto known = shard.by_path.find(path); known != shard.by_path.end(); known = shard.by_path.find(path)) {
+    drop(shard, known->second.begin()->second);
   }
 }
 
@@ -106,13 +114,13 @@ void OpenFiles::drop_all(unsigned copy) {
 
 // REQUIRES: the shard's mutex.
 void OpenFiles::drop(Shard& shard, Files::iterator at) {
-  const auto count = shard.copies.find(at->path);
-  if (--count->second == 0) {
-    shard.copies.erase(count);
+  const auto known = shard.by_path.find(at->path);
+  known->second.erase(at->copy);
+  if (known->second.empty()) {
+    shard.by_path.erase(known);
     --paths_;
   }
   --open_;
-  shard.by_key.erase(key_of(at->path, at->copy));
   shard.files.erase(at);
 }
 

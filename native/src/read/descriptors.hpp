@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -43,11 +44,9 @@ class OpenFiles {
   struct alignas(64) Shard {
     std::mutex mutex;
     Files files;  // most recently used first
-    std::unordered_map<std::string, Files::iterator> by_key;
-    std::unordered_map<std::string, unsigned> copies;  // of each file
+    std::unordered_map<std::string, std::map<unsigned, Files::iterator>> by_path;  // and by copy
   };
 
-  static std::string key_of(const std::string& path, unsigned copy) { return path + '\0' + std::to_string(copy); }
   Shard& shard_of(const std::string& path) { return shards_[std::hash<std::string>{}(path) % shards_.size()]; }
   std::shared_ptr<const File> open_now(const SourceFile& wanted, std::uint64_t& retries);
   unsigned copies() const noexcept;

@@ -246,7 +246,7 @@ bool Run::Impl::finish(Making& made) {
     } catch (const std::exception&) {
       made.error = std::current_exception();
     }
-    for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
+    add(counts, own);
     made.tickets.pop_back();
   }
   if (reads) done.stall_ns += now_ns() - begin;

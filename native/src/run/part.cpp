@@ -257,7 +257,7 @@ bool PartRun::came(const Loading& loading, const Settle* settle, RunStats& stats
   }
   settled(loading, lost);
   fed_ -= loading.fed;
-  for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
+  add(counts, own);
   return true;
 }
 
