@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: nothing of it goes
     config.pluginmanager.import_plugin("processor_time")
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.import_plugin("xdist_kit")
@@ -100,7 +102,7 @@ def _try_fewer_examples(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # DLIO's tracer takes it for itself when it is imported
-    gc.collect()
+    gc.enable()
     gc.freeze()  # what was imported and collected stays: no later collection looks through it, and no fork copies it
 
 
@@ -145,10 +147,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         os.close(door)
 
 
+_tests = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees or fills the user's cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees or fills the user's cache folder. A test without a folder gets none for that, which takes time."""
+    if "tmp_path" in request.fixturenames:
+        cache = request.getfixturevalue("tmp_path") / "cache"
+    else:
+        cache = request.getfixturevalue("tmp_path_factory").getbasetemp() / f"cache-{next(_tests)}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 @pytest.fixture(autouse=True)

@@ -132,6 +132,7 @@ def test_batches_may_be_cut_in_any_way(dataset: Any, options: dict[str, Any]) ->
     check_resumes(dataset, (3, 2), workers=3, **options)
 
 
+@pytest.mark.slow
 def test_a_worker_that_came_to_its_end_stays_there() -> None:
     """Also one whose dataset then says that it is at its beginning: of three workers here the first has one sample."""
     for stop in (1, 4, 8):

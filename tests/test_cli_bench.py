@@ -283,6 +283,7 @@ def test_arrays_whose_lengths_are_not_known_before_are_refused(
     assert "libhdf5 alone reads these arrays of variable length" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_fails_is_told_with_its_last_words(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(files / "a.h5"), "x", "--buffer", "much", "--batch-size", "8"]) == 1
     assert "solar cannot read it: buffer='much': 'much' is not a size" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -16,6 +15,7 @@ import cf_kit
 import h5py
 import numpy as np
 import pytest
+from ready_kit import python
 
 from solar import compress
 from solar.cli import inspect as command
@@ -86,10 +86,8 @@ def test_names_from_the_file_cannot_command_the_terminal(tmp_path: Path, capsys:
 
 
 def test_output_is_ascii_where_the_terminal_has_no_more(zoo: str) -> None:
-    command = [sys.executable, "-c", "import sys; from solar.cli import main; sys.exit(main())", "inspect", zoo]
-    shown = subprocess.run(
-        command, env=dict(os.environ, PYTHONIOENCODING="ascii"), capture_output=True, check=True
-    ).stdout
+    code = "import sys; sys.stdout.reconfigure(encoding='ascii'); from solar.cli import main; sys.exit(main())"
+    shown = subprocess.run([*python(), "-c", code, "inspect", zoo], capture_output=True, check=True).stdout
     assert b"10 x 6 x 5" in shown
 
 

@@ -80,6 +80,7 @@ print(len(servers()), len(list(again)))
     assert said.split() == ["1", "1", "0", "1", "4"]
 
 
+@pytest.mark.slow
 def test_it_is_not_begun_where_nothing_needs_it(program: Callable[[str], str]) -> None:
     said = program("""
 safe = H5Dataset("a.h5", "x", transform=work.doubled, thread_safe=True)

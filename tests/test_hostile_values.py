@@ -92,6 +92,7 @@ def test_a_filter_that_crashes_is_an_error_that_names_the_chunk(
     assert [path.name for path in tmp_path.glob("*.h5")] == ["a.h5"]
 
 
+@pytest.mark.slow
 def test_what_nobody_named_is_copied_with_the_damage_and_the_rest_compressed(damaged: Path, tmp_path: Path) -> None:
     stored = compress(damaged, tmp_path / "b.h5", "lossless")
     assert [part.name for part, _ in stored.parts] == ["/fine"]

@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Callable[[], NDArray[Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow(every=3)
+@pytest.mark.slow(but=[">i2", "patterns"])
 @pytest.mark.parametrize("name", CASES)
 def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> None:
     made, options = CASES[name]

@@ -110,6 +110,7 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
     assert status["read_bytes"] <= 1.1 * samples * 8192
 
 
+@pytest.mark.slow
 def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> None:
     """Those who read one when another comes join again, with less memory; and who comes after all has it all."""
     data, found = H5Dataset(scan, "x"), dict[int, Any]()

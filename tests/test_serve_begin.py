@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ready_kit import python
 from serve_kit import FIELDS, alone, epochs_of, scan, soon
 
 from solar import DataLoader, H5Dataset, PlanSampler
@@ -57,7 +58,7 @@ def held(folder: Path) -> list[Path]:
 
 def begun(scan: Path, jobs: int, environment: dict[str, str]) -> list[subprocess.Popen[str]]:
     running = [
-        subprocess.Popen([sys.executable, "-c", JOB, str(scan), str(seed)], env=os.environ | environment, text=True,
+        subprocess.Popen([*python(), "-c", JOB, str(scan), str(seed)], env=os.environ | environment, text=True,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for seed in range(jobs)
     ]  # fmt: skip

@@ -160,6 +160,7 @@ def test_a_journal_cannot_lead_to_another_file(large: Path) -> None:
     journal.with_suffix(".h5").unlink()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_was_done(large: Path) -> None:
     whole = large.with_name("whole.h5").stat().st_size
 

@@ -46,7 +46,7 @@ def scan(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
-@pytest.mark.slow(but=["zstd"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", filters.NAMES)
 def test_files_written_without_hdf5plugin_are_the_same_and_are_read_by_it(
     name: str, scan: Path, tmp_path: Path

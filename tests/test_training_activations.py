@@ -92,6 +92,7 @@ def test_values_that_are_not_finite_come_back() -> None:
 # --- gradients ----
 
 
+@pytest.mark.slow
 def test_bounds_of_layers_give_gradients_near_the_exact_ones_in_fewer_bytes() -> None:
     model = network()
     exact = gradients(model)
