@@ -30,6 +30,7 @@ HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 # Read when a process begins or a library is loaded: a program for which one of these is another is begun anew.
 EARLY = ("LD_", "PYTHON", "OMP_", "OMPI_", "PMIX_", "MKL_", "OPENBLAS_", "MALLOC_", "HDF5_", "MPI4PY_", "COVERAGE_")
 NOT_EARLY = ("PYTHONPATH", "OMP_NUM_THREADS", "OMPI_ALLOW", "OMPI_MCA_rmaps_base_oversubscribe", PLUGINS)
+SHARED = "SOLAR_TESTS_SERVER"  # its variable
 HIGH = 512  # descriptors from here on are out of the way of those that a program is given
 Asked = tuple[list[str], dict[str, str], str, list[int]]  # words, environment, folder, descriptors
 
@@ -53,7 +54,13 @@ def torchrun(processes: int) -> list[str]:
 
 @cache
 def _server(pid: int) -> str:
-    """The name of the socket at which this process's programs begin."""
+    """The name of the socket at which this process's programs begin: of its own, or one for all processes of a run."""
+    return os.environ.get(SHARED) or begin()
+
+
+def begin() -> str:
+    """Begins such a process, which ends with this one, and gives the name of its socket."""
+    pid = os.getpid()
     name = f"solar-tests-{pid}-{os.urandom(8).hex()}"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     begun = subprocess.Popen(

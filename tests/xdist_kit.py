@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+import ready_kit
 from xdist.scheduler import LoadFileScheduling
 
 
@@ -30,6 +32,12 @@ class FilesInTurn(LoadFileScheduling):
         super().schedule()
         for node in self.nodes:  # one with a single test would wait for another
             self._reschedule(node)
+
+
+def pytest_xdist_setupnodes() -> None:
+    """One process that has torch, for the programs of all: each would take seconds to begin its own."""
+    if ready_kit.SHARED not in os.environ:
+        os.environ[ready_kit.SHARED] = ready_kit.begin()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
