@@ -29,8 +29,8 @@ from solar.planning.sweep import total
 from solar.service.shared_data import SharedData
 from solar.service.window import shares_of
 
-# What a service's MPI maps and has on its way, and what malloc keeps in an arena for each of its threads: 20 MiB beside the
-# buffer on an idle machine, 25 where threads wait long for a core.
+# What a service's MPI maps and has on its way, and what malloc keeps in an arena for each of its threads: together with
+# what a rank has, 28 MiB on an idle machine, and more where threads wait long for a core.
 OF_MPI = 20 << 20
 Memory = list[list[list[Any]]]  # of each step and field what lies at each place: a data set's number, and a row
 

@@ -253,17 +253,13 @@ def rows_to_read(file: _File, nbytes: int) -> list[int]:
 def _small_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
     """The rate of small requests by the engine, `depth` in flight, measured for about so many seconds."""
     reader = _native.Reader(1, depth, 0, "auto")
-    first_rows, most_rows, window = depth, 1024, 2  # one in work, one behind it
-    if reader.backend == "pread":  # a thread has one request in flight, and takes several rows of a ticket at a time
-        reader.close()
-        reader = _native.Reader(depth, depth, 0, "pread")
-        first_rows, most_rows, window = 1, 1, 2 * depth
+    most_rows, window = 1024, 2  # one in work, one behind it
     memory = np.frombuffer(mmap.mmap(-1, window * most_rows * SMALL_REQUEST), np.uint8).reshape(
         window, most_rows * SMALL_REQUEST
     )
     try:
         begin = time.monotonic()
-        rows = _read_until(begin + seconds, reader, file.source(SMALL_REQUEST), (memory, first_rows), places)
+        rows = _read_until(begin + seconds, reader, file.source(SMALL_REQUEST), (memory, depth), places)
         passed = time.monotonic() - begin
         counts = reader.stats()
     finally:

@@ -22,8 +22,8 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));
   }
-  auto rings = read::make_rings(count, depth, wanted);
-  backend = rings[0] ? Backend::uring : Backend::pread;
+  auto rings = read::make_rings(count, depth, wanted, read_threads);
+  backend = read_threads == nullptr ? Backend::uring : Backend::pread;
   for (auto& ring : rings) {
     const read::WorkerFiles files{through, past, static_cast<unsigned>(workers.size()), read::descriptor_limit(count) / count};
     workers.push_back(std::make_unique<Worker>(files, gap, scratch, recent, std::move(ring),

@@ -74,6 +74,8 @@ inline void add(ReaderStats& sum, const ReaderStats& more) noexcept {
   for (const NamedCount& one : named_counts) sum.*one.count += more.*one.count;
 }
 
+// How reads are under way that the page cache does not answer: with the kernel's io_uring, or, where the kernel has or
+// allows none, with threads that do nothing but wait for them.
 enum class Backend { automatic, pread, uring };
 
 // What becomes of the rows of a ticket.
@@ -139,7 +141,7 @@ class Reader {
   using Positions = std::optional<std::span<const std::int64_t>>;
   static constexpr std::uint64_t most_scratch = 64 << 20;
 
-  // threads >= 1; depth = requests in flight over all threads (io_uring), gap = bytes worth reading to save a request
+  // threads >= 1; depth = requests in flight over all threads, gap = bytes worth reading to save a request
   // to the storage, scratch = bytes that a thread may have beside for what is on its way, where one request needs no more.
   Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend, std::uint64_t scratch = most_scratch);
   ~Reader();  // close(), unless that was given up before: then it leaves the threads, and what they use, as they are

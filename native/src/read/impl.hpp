@@ -58,6 +58,7 @@ struct Reader::Impl {
   std::uint64_t over = 0;  // pieces of tickets that are finished
   read::Recent recent;
   read::OpenFiles through, past;  // the page cache
+  std::unique_ptr<read::ReadThreads> read_threads;  // without io_uring; of all workers
   std::vector<std::unique_ptr<read::Worker>> workers;
   unsigned running = 0;      // threads
   bool given_up = false;     // a close() whose limit passed

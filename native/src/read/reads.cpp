@@ -50,7 +50,7 @@ bool Worker::bypasses(Request& request) {
   return request.file->alignment() != 0 && !request.file->cached(request.offset, request.left);
 }
 
-// Like read_through: true when the bytes are here, false when they are on their way.
+// Returns false, as read_through does when the bytes are on their way.
 bool Worker::read_past(Request& request) {
   count(request);
   const std::size_t alignment = request.file->alignment();
@@ -61,13 +61,8 @@ bool Worker::read_past(Request& request) {
   }
   const iovec* const parts = request.windowed() ? &request.window : request.parts.data();
   const std::size_t count = request.windowed() ? 1 : request.parts.size();
-  if (ring_) {
-    queue(request, parts, count, request.offset - request.lead);
-    return false;
-  }
-  const ssize_t got = request.file->read_some(parts, count, request.offset - request.lead);
-  land(request, got < 0 ? -errno : got);
-  return true;
+  queue(request, parts, count, request.offset - request.lead);
+  return false;
 }
 
 // Memory for a window: of a small one, a slot of a block that all requests share, so that it may lie in a huge page.
@@ -120,10 +115,6 @@ bool Worker::read_laid_out(Request& request) {
     return true;
   }
   held_ = 0;
-  if (!ring_) {
-    read_blocking(request);
-    return true;
-  }
   queue(request, &request.parts[request.part], request.parts.size() - request.part, request.offset);
   return false;
 }
@@ -154,7 +145,7 @@ void Worker::read_trusting(Request& request) {
 // (a hole) may be what fails.
 void Worker::read_blocking(Request& request, int failed) {
   Patience patience;
-  bool apart = false, tried = false;  // here: the ring may refuse what a plain read gives
+  bool apart = false, tried = false;  // here: io_uring may refuse what a plain read gives
   while (request.left > 0) {
     const std::size_t parts = request.parts.size() - request.part;
     if (request.file->far() && failed != 0) fail(request, "cannot be read: " + why_, failed);

@@ -1,58 +1,83 @@
-// An io_uring of one thread: reads handed to the kernel, and their results. Raw system calls, no library.
+// Reads that one thread has handed over, and their results: to the kernel by an io_uring, or, where the kernel has or
+// allows none, to threads that do nothing but wait for the storage.
 //
-// REQUIRES: what a read points to (vector and buffers) stays until its result was taken.
+// REQUIRES: the file, and what a read points to (vector and buffers), stay until its result was taken.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <sys/uio.h>
+#include <thread>
 #include <vector>
 
+#include "solar/file.hpp"
 #include "solar/reader.hpp"
-
-struct io_uring_sqe;
-struct io_uring_cqe;
+#include "solar/sleepers.hpp"
 
 namespace solar::read {
 
 class Ring {
  public:
-  // Error(read) with the system's code where the kernel has none or forbids it.
-  explicit Ring(unsigned entries);
-  ~Ring();
+  virtual ~Ring() = default;
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
-  unsigned entries() const noexcept { return entries_; }
+  virtual bool of_kernel() const noexcept = 0;
+  virtual unsigned entries() const noexcept = 0;
   // Queues one read; submit() hands it over. REQUIRES: fewer than entries() reads queued or in flight.
-  void queue(int descriptor, const iovec* parts, unsigned count, std::uint64_t offset, std::uint64_t tag) noexcept;
-  // Hands over what is queued. Returns false when the kernel refuses; then take_back() until it returns false.
-  bool submit() noexcept;
-  bool take_back(std::uint64_t& tag) noexcept;
+  virtual void queue(const File& file, const iovec* parts, unsigned count, std::uint64_t offset,
+                     std::uint64_t tag) noexcept = 0;
+  // Hands over what is queued. Returns false when it is refused; then take_back() until it returns false.
+  virtual bool submit() noexcept = 0;
+  virtual bool take_back(std::uint64_t& tag) noexcept = 0;
   // Blocks until `count` results are there (or a signal came). REQUIRES: as many in flight.
-  void wait(unsigned count) noexcept;
+  virtual void wait(unsigned count) noexcept = 0;
   // The next result, if there is one: bytes read, or minus errno.
-  bool take(std::uint64_t& tag, std::int32_t& result) noexcept;
+  virtual bool take(std::uint64_t& tag, std::int32_t& result) noexcept = 0;
 
- private:
-  void map(std::size_t nbytes, std::size_t sqe_nbytes);
-  void unmap() noexcept;
-
-  int descriptor_ = -1;
-  unsigned entries_ = 0;
-  void* rings_ = nullptr;  // shared with the kernel
-  std::size_t rings_nbytes_ = 0;
-  io_uring_sqe* sqes_ = nullptr;
-  std::size_t sqes_nbytes_ = 0;
-  std::uint32_t *sq_head_ = nullptr, *sq_tail_ = nullptr, *sq_array_ = nullptr;
-  std::uint32_t *cq_head_ = nullptr, *cq_tail_ = nullptr;
-  std::uint32_t sq_mask_ = 0, cq_mask_ = 0;
-  const io_uring_cqe* cqes_ = nullptr;
+ protected:
+  Ring() = default;
 };
 
-// One for each thread, or (pread, or automatic where the kernel has none) null pointers.
-std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, Backend backend);
+// Threads that read, for the Rings of a Reader. Each is begun when there is a read that no other is free for.
+class ReadThreads {
+ public:
+  // What one reads, and where its result goes. The Ring and the Order stay until that is there.
+  struct Order {
+    class Results* to = nullptr;
+    const File* file = nullptr;
+    const iovec* parts = nullptr;
+    unsigned count = 0;
+    std::uint64_t offset = 0, tag = 0;
+  };
+
+  explicit ReadThreads(unsigned most);
+  ~ReadThreads();  // REQUIRES: every result was taken
+  ReadThreads(const ReadThreads&) = delete;
+  ReadThreads& operator=(const ReadThreads&) = delete;
+
+  // Returns false, and takes none of them, where there is no thread and none can be begun, or no memory.
+  bool submit(std::span<const Order> orders) noexcept;
+  std::size_t begun() const;
+
+ private:
+  void work() noexcept;
+
+  const unsigned most_;
+  mutable std::mutex mutex_;  // of what follows
+  Sleepers sleepers_{mutex_};
+  std::deque<Order> orders_;
+  std::size_t busy_ = 0;  // threads that read
+  bool stopping_ = false;
+  std::vector<std::jthread> threads_;
+};
+
+// One for each thread: of the kernel's or (pread, or automatic where the kernel has none) with `threads`, which it makes.
+std::vector<std::unique_ptr<Ring>> make_rings(unsigned count, unsigned depth, Backend backend,
+                                              std::unique_ptr<ReadThreads>& threads);
 
 }  // namespace solar::read

@@ -34,7 +34,7 @@ Worker::Worker(WorkerFiles files, std::uint64_t gap, std::uint64_t scratch, Rece
       finished_(std::move(finished)),
       scratch_(scratch) {
   // From afar more may be in flight than a ring takes: what fetches says how many are (solar/io/remote/fetch.py).
-  requests_.resize(std::max<std::size_t>(ring_ ? ring_->entries() : 1, from_afar * depth));
+  requests_.resize(std::max<std::size_t>(ring_->entries(), from_afar * depth));
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());
   scrap_.fit(hole_limit);
@@ -96,7 +96,7 @@ void Worker::await(bool block) {
   if (block && near > 0 && far_in_flight_ == 0) ring_->wait(std::max(1U, near / 4));
   std::uint64_t tag = 0;
   std::int32_t result = 0;
-  while (ring_ && ring_->take(tag, result)) arrived(requests_[tag], result);
+  while (ring_->take(tag, result)) arrived(requests_[tag], result);
   if (far_in_flight_ > 0) take_far(!block ? std::chrono::nanoseconds(0) : near > 0 ? beside_ring : alone);
 }
 
@@ -254,14 +254,14 @@ void Worker::queue(Request& request, const iovec* parts, std::size_t count, std:
       await(true);
     }
     charge(*request.job);
-    ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));
+    ring_->queue(*request.file, parts, static_cast<unsigned>(count), offset, index(request));
   }
   flight(request).set(Flight::word(request.job->ticket, request.begin), since_ns_);
   ++in_flight_;
 }
 
 void Worker::submit() {
-  if (!ring_ || ring_->submit()) return;
+  if (ring_->submit()) return;
   std::uint64_t tag = 0;
   while (ring_->take_back(tag)) arrived(requests_[tag], 0);
 }
@@ -270,7 +270,7 @@ void Worker::arrived(Request& request, std::int64_t result) {
   --in_flight_;
   charge(*request.job);
   try {
-    if (faults::any() && !request.file->far()) {
+    if (faults::any() && !request.file->far() && ring_->of_kernel()) {
       result = faults::result(request.file->path(), request.offset, request.offset + request.left,
                               static_cast<std::int32_t>(result));
     }

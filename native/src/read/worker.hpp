@@ -1,8 +1,8 @@
 // The hands of one thread: joins the pieces of a unit into requests, reads them, and has them delivered.
 //
 // What the page cache holds is read at once (preadv2, RWF_NOWAIT). Only what it does not is handed to the Ring, so that
-// up to `depth` requests are in flight while the thread goes on; without a Ring, it is waited for. After many reads
-// that were all held, plain ones follow, which are cheaper, until one takes long; and gaps are read over only if short.
+// up to `depth` requests are in flight while the thread goes on. After many reads that were all held, plain ones follow,
+// which are cheaper, until one takes long; and gaps are read over only if short.
 // Of a Source that is mapped, pieces that need no decoding are copied while the page cache holds the file (see Mapping).
 // Of a Source that bypasses the page cache, what the cache does not hold is read past it, where the file system can.
 // What lies far away is ordered (see Far), as if a ring read it.
@@ -58,7 +58,7 @@ struct WorkerFiles {
 class Worker {
  public:
   // `finished` is called when the last piece of a Job is done, by the thread that did it.
-  // `depth`: requests in flight, where a ring does not say how many. `scratch`: bytes of all of them, and of what is kept
+  // `depth`: requests in flight; more of those from afar. `scratch`: bytes of all of them, and of what is kept
   // for the next.
   Worker(WorkerFiles files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
          std::size_t depth, std::function<void(Job&)> finished);
