@@ -1,4 +1,4 @@
-"""Where io_uring is forbidden, as in Docker by default, threads wait for the storage, one for each request in flight."""
+"""Where io_uring is forbidden, as in Docker by default, threads wait for the storage, one for each request."""
 
 from __future__ import annotations
 
