@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from solar.io.codec.store import compress as compress
     from solar.io.codec.verify import verify as verify
     from solar.io.hdf5.layouts import inspect as inspect
+    from solar.io.reading.engine import get_num_threads as get_num_threads
+    from solar.io.reading.engine import set_num_threads as set_num_threads
     from solar.io.reading.reader import read as read
     from solar.loader.loader import DataLoader as DataLoader
     from solar.samplers.mixture import Mixture as Mixture
@@ -44,8 +46,10 @@ _LAZY = {
     "Windows": "solar.samples.windows",
     "World": "solar.values",
     "compress": "solar.io.codec.store",
+    "get_num_threads": "solar.io.reading.engine",
     "inspect": "solar.io.hdf5.layouts",
     "read": "solar.io.reading.reader",
+    "set_num_threads": "solar.io.reading.engine",
     "verify": "solar.io.codec.verify",
 }
 
@@ -69,8 +73,10 @@ __all__ = [
     "World",
     "__version__",
     "compress",
+    "get_num_threads",
     "inspect",
     "read",
+    "set_num_threads",
     "verify",
 ]
 

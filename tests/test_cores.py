@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from solar import PlanError
+from solar import PlanError, set_num_threads
 from solar.io.system import cores
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
@@ -64,6 +68,41 @@ def test_a_variable_that_is_no_number_is_refused(named: str, monkeypatch: pytest
     monkeypatch.setenv(cores.THREADS_VARIABLE, named)
     with pytest.raises(PlanError, match="is no number of threads from 1 to 1024"):
         cores.reading_threads()
+
+
+def test_a_program_names_them_before_it_reads() -> None:
+    code = """
+import os, sys, time, h5py, numpy as np, solar
+from solar.io.reading.engine import Engine
+with h5py.File(sys.argv[1], "w") as file:
+    file["x"] = np.arange(5)
+solar.set_num_threads(7)
+assert solar.get_num_threads() == 7 and os.environ["SOLAR_THREADS"] == "7"
+assert solar.read(sys.argv[1], "x").tolist() == [0, 1, 2, 3, 4]
+def named():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return names.count("solar-read\\n")
+end = time.monotonic() + 30  # each thread names itself
+while named() < 7 and time.monotonic() < end:
+    time.sleep(0.01)
+assert named() == 7
+solar.set_num_threads(7)
+try:
+    solar.set_num_threads(3)
+except solar.PlanError as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code, f"{folder}/a.h5"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    told = "set_num_threads(3): 7 threads of this process have read already: call it first\n"
+    assert done.stdout == told, done.stderr
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 2.0, "4"])
+def test_what_is_no_number_of_threads_is_refused(threads: Any) -> None:
+    with pytest.raises(PlanError, match="is an integer from 1 to 1024"):
+        set_num_threads(threads)
 
 
 def groups(folder: Path, lines: str, **files: str) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any, ClassVar
 
@@ -10,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import SolarError
+from solar.errors import PlanError, SolarError
 from solar.io.reading.encoded import CODES, behind_tables
 from solar.io.reading.stage import Tier, staged
 from solar.io.remote.fetch import ready
 from solar.io.system import lifecycle
 from solar.io.system import memory as machine
-from solar.io.system.cores import reading_threads
+from solar.io.system.cores import THREADS_LIMIT, THREADS_VARIABLE, reading_threads
 from solar.values import Form, Layout
 
 log = logging.getLogger("solar")
@@ -66,6 +67,33 @@ class Engine:
         if cls.reader is not None and not cls.reader.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its thread is left to the end of the process", LAST_WAIT)
         cls.reader = None
+
+
+def get_num_threads() -> int:
+    """The number of native threads that read and decode in this process, or will.
+
+    >>> get_num_threads() >= 1
+    True
+    """
+    return reading_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets the number of native threads that read and decode in this process, before it has read anything.
+
+    It sets the environment variable SOLAR_THREADS, so that processes that this one starts have as many. Without it
+    there are as many as the process may use cores, at most 32. Raises PlanError where others read already.
+
+    >>> set_num_threads(get_num_threads())
+    """
+    if not isinstance(threads, int) or not 1 <= threads <= THREADS_LIMIT:
+        raise PlanError(f"set_num_threads({threads!r}): the number of threads is an integer from 1 to {THREADS_LIMIT}")
+    if Engine.reader is not None and threads != reading_threads():
+        raise PlanError(
+            f"set_num_threads({threads}): {reading_threads()} threads of this process have read already: call it first"
+        )
+    os.environ[THREADS_VARIABLE] = str(threads)
+    reading_threads.cache_clear()
 
 
 lifecycle.after_fork(Engine.forget)

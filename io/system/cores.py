@@ -14,6 +14,7 @@ from solar.io.channels.world import detect
 from solar.io.system.memory import GROUPS, MEMBERSHIP, control_groups
 
 THREADS_VARIABLE = "SOLAR_THREADS"  # the variable that names how many native threads read
+THREADS_LIMIT = 1024  # that it may name
 MOST_THREADS = 32  # that read where nobody says how many: more wait for the same storage
 
 
@@ -52,8 +53,9 @@ def _launched_here() -> int:
 
 def _named() -> int:
     named = os.environ.get(THREADS_VARIABLE, "")
-    if named and not (named.isdecimal() and 1 <= int(named) <= 1024):
-        raise PlanError(f"{THREADS_VARIABLE}={named!r} is no number of threads from 1 to 1024: correct it, or unset it")
+    if named and not (named.isdecimal() and 1 <= int(named) <= THREADS_LIMIT):
+        wrong = f"{THREADS_VARIABLE}={named!r} is no number of threads from 1 to {THREADS_LIMIT}"
+        raise PlanError(f"{wrong}: correct it, or unset it")
     return int(named or 0)
 
 
