@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from solar.io.system.quantities import count, parse_size
 from solar.samples.field_reader import Read
 from solar.samples.kinds import layouts_of
 from solar.samples.protocol import SampleMap, nbytes_in
-from solar.samples.source import SampleSource
 from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.samples.source import SampleSource
 
 Numbers = NDArray[np.int64]
 
