@@ -312,3 +312,30 @@ def test_a_window_of_a_field_is_told_from_that_of_an_order(kinds: str, capsys: p
     with pytest.raises(SystemExit):
         main(["plan", kinds, "--window", "z=x"])
     assert "z=x" in capsys.readouterr().err
+
+
+# What a report says
+
+
+def test_a_report_says_when_a_mixed_order_would_be_read_in_half_the_time(tmp_path: Path) -> None:
+    disks = Storage(1e-3, 1e9, 500)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).integers(0, 2**32, (4096, 4096), np.uint32)
+    settle(str(tmp_path / "a.h5"))
+    data = H5Dataset(tmp_path / "a.h5", "x")
+
+    def reported(sampler: Any, memory: int, storage: Storage = disks) -> str:
+        with DataLoader(data, 16, sampler=sampler, buffer=memory, epochs=2, storage=storage) as loader:
+            assert sum(1 for _ in loader) == 256
+            loader._stats.waited("storage", 300.0)  # or there is nothing to say
+            return str(loader.report())
+
+    exact = reported(PlanSampler(data, 1, 0), 7 << 20)
+    assert 'PlanSampler(data, order="mixed", block=64, window=' in exact
+    assert "16 samples would come from" in exact
+    assert "of 128 parts of the data instead of 15" in exact
+    assert "mixed" not in reported(PlanSampler(data, 1, 0), 7 << 20, Storage(1e-4, 3e9, 100_000))  # nothing is gained
+    assert "mixed" not in reported(PlanSampler(data, 1, 0, weights=np.ones(4096)), 7 << 20)
+    assert "mixed" not in reported(mixed(data, 64, 200), 7 << 20)
+    large = reported(mixed(data, 64, 1000), 7 << 20)
+    assert "A window of the mixed order has 1,000 samples, and memory has room for" in large
