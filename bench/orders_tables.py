@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from bench.tables import Record, newest, parted, rate, table
 
@@ -55,23 +55,28 @@ def spread(values: list[float]) -> str:
 
 
 def reading(found: list[Record]) -> str:
-    return of_readers(of_part(found, "reading"), "on the slowed mount, memory for")
+    """Of each memory and reader; scans by what the mount counted."""
+    kept = of_part(found, "reading")
+    rows = ((*cells[:2], f"{one['scans']:.2f}", *cells[2:]) for one, cells in of_readers(kept))
+    return table(
+        "on the slowed mount, memory for|order|scans:|requests:|read:|samples/s:|times exact:|parts of 128:", rows
+    )
 
 
 def web(found: list[Record]) -> str:
-    return of_readers(of_part(found, "web"), "over the web, memory for")
+    """By what the server counted."""
+    rows = (cells for _, cells in of_readers(of_part(found, "web")))
+    return table("over the web, memory for|order|requests:|read:|samples/s:|times exact:|parts of 128:", rows)
 
 
-def of_readers(found: list[Record], head: str) -> str:
-    rows = []
+def of_readers(found: list[Record]) -> Iterator[tuple[Record, tuple[str, ...]]]:
+    """Each record, and what both tables say of it."""
     exact = {one["share"]: one["median"] for one in found if one["reader"] == "exact"}
     for one in sorted(found, key=lambda one: one["share"]):
         times = f"{one['median'] / exact[one['share']]:.2f}" if one["share"] in exact else "–"
-        rows.append((
-            f"{one['share']:.0%}", READERS[one["reader"]], f"{one['scans']:.2f}", f"{one['requests']:,.0f}",
-            f"{one['nbytes'] / 2**30:.2f} GiB", rate(one["median"]), times, f"{one['regions']:.1f}",
-        ))  # fmt: skip
-    return table(f"{head}|order|scans:|requests:|read:|samples/s:|times exact:|parts of 128:", rows)
+        nbytes = f"{one['nbytes'] / 2**30:.2f} GiB"
+        cells = (f"{one['requests']:,.0f}", nbytes, rate(one["median"]), times, f"{one['regions']:.1f}")
+        yield one, (f"{100 * one['share']:g} %", READERS[one["reader"]], *cells)
 
 
 def line(one: Record) -> str:
