@@ -14,6 +14,9 @@ import pytest
 import torch
 from kit import settle
 from test_one_door import DISK, SEED, Asked, job, least_of, slowed, summed, tabled, taken, written
+from test_together import case
+from test_together import run as run_together
+from test_together import written as written_together
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
@@ -74,7 +77,8 @@ def test_the_storage_counts_what_was_planned_for_a_mixed_order(
     first, ours = table["first_epoch"], table["policies"]["solar"]
     for count in ("requests", "bytes"):
         assert first[count] + (EPOCHS - 1) * ours[count] == getattr(wanted, count)
-    assert table["mixed"] == {"block": LAYOUTS[layout], "window": 40}
+    chunks = {} if layout == "contiguous" else {"chunk": 4}
+    assert table["mixed"] == {"block": LAYOUTS[layout], "window": 40, **chunks}
 
 
 # Batches, whatever samples are
@@ -183,6 +187,28 @@ def test_ranks_of_a_node_have_the_plan_of_the_order(tmp_path: Path, capsys: pyte
     order = ["--order", "mixed", "--block", "8", "--window", "48"]
     assert main(["rehearse", str(tmp_path / "a.h5"), "x", "--batch-size", "8", "--json", *order]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 480
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_two_ranks_read_what_was_planned_of_a_mixed_order(nodes: int, tmp_path: Path) -> None:
+    """On one node, which they share, and on two, which send each other samples; each batch is compared there."""
+    path = written_together(tmp_path / "a.h5", 700, {"chunks": (10, 6, 8), "compression": "gzip"})
+    order = {"order": "mixed", "block": 20, "window": 100}
+    asked = case([path], samples=700, tail="pad", buffer=400_000, known=3, order=order)
+    exact = case([path], samples=700, tail="pad", buffer=400_000, known=3)
+    found, usual = run_together("torch", 2, tmp_path, [asked, exact], nodes)
+    ranks = [found[0], found[1]]
+    wanted = mixed(H5Dataset(path, {"x": "x", "y": "y"}), 20, 100, seed=asked["seed"])
+    for epoch in range(3):
+        wanted.set_epoch(epoch)
+        steps = [of_rank["epochs"][epoch] for of_rank in ranks]
+        taken = sorted(int(one) for of_rank in steps for step in of_rank for one in step)
+        assert taken == [*range(700)]
+        first = {int(one) for of_rank in steps for one in of_rank[0]}
+        assert first == {*wanted.order()[:8].tolist()}
+    reads = [sum(one["counts"]["reads"] for one in ranks), sum(one["counts"]["reads"] for one in usual.values())]
+    planned = [*ranks[0]["planned"]] if nodes == 1 else np.sum([one["planned"] for one in ranks], axis=0).tolist()
+    assert reads[0] == planned[0]
 
 
 # What it reads and how random it is
@@ -307,7 +333,7 @@ def test_a_window_of_a_field_is_told_from_that_of_an_order(kinds: str, capsys: p
     order = ["--order", "mixed", "--block", "10", "--window", "60", "--window", "z=0:3", "--every", "2"]
     assert main(["plan", kinds, "--memory", "60k", "--batch-size", "8", *order, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["mixed"] == {"block": 10, "window": 60}
+    assert told["mixed"] == {"block": 10, "window": 60, "chunk": 5} and told["chunk"] == 5
     assert told["samples"] == 199
     with pytest.raises(SystemExit):
         main(["plan", kinds, "--window", "z=x"])

@@ -22,6 +22,7 @@ USUAL_BLOCK = "1MiB"  # if nobody says
 OF_MEMORY = (0.125, 0.25, 0.5, 0.7, 1.0, 2.0)  # windows that are tried: shares of what memory has room for
 OF_DATA = (0.01, 0.02, 0.05, 0.1, 0.2)  # without memory
 SPREAD = 0.5  # share of the exact shuffle's spread that is kept, if nobody says
+OF_ORDER = 'order="mixed": '  # how messages of the sampler begin
 WORTH_MIXING = 0.9  # of the exact shuffle's time, above which nothing is gained
 
 
@@ -108,7 +109,7 @@ def order_maker(arguments: argparse.Namespace, cases: Sequence[PlannedData]) -> 
             try:
                 block, within = block_and_window(_block(arguments), window, lies, one.samples)
             except ValueError as error:
-                raise PlanError(f"--order mixed: {error}") from None
+                raise PlanError(f"--order mixed: {str(error).removeprefix(OF_ORDER)}") from None
             return by_mixed_blocks(BlockMix(one.samples, block, within, lies.edges, None, study))
 
         return made
@@ -123,7 +124,7 @@ def order_maker(arguments: argparse.Namespace, cases: Sequence[PlannedData]) -> 
             mixed: dict[str, Any] = {"order": "mixed", "block": _block(arguments), "window": window, "study": study}
             by = PlanSampler(data, 1, 0, **mixed).by
         except ValueError as error:
-            raise PlanError(f"--order mixed: {error}") from None
+            raise PlanError(f"--order mixed: {str(error).removeprefix(OF_ORDER)}") from None
         assert by is not None
         return by
 
@@ -147,6 +148,7 @@ class WindowTable:
     """The exact shuffle, and mixed orders with several windows."""
 
     block: int
+    chunk: int  # samples of a chunk, where all are alike; 1: a block may end anywhere, or chunks differ
     fits: int  # the largest window that memory has room for; 0: without memory
     exact: TriedWindow
     tried: list[TriedWindow]
@@ -187,7 +189,8 @@ def compare_windows(
         by = make(one.samples)
         mixes = {by.facts["window"]: by}
     tried = [_try_window(cases, job, mixes[window]) for window in sorted(mixes)]
-    return WindowTable(next(iter(mixes.values())).facts["block"], fits, exact, tried, keep)
+    sizes = next(iter(mixes.values())).facts
+    return WindowTable(sizes["block"], sizes.get("chunk", 1), fits, exact, tried, keep)
 
 
 def _try_window(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> TriedWindow:
@@ -204,7 +207,7 @@ def windows_as_json(found: WindowTable) -> dict[str, Any]:
         {"window": one.window, **asdict(one.outcome), **one.spread._asdict()} for one in (found.exact, *found.tried)
     ]
     return {
-        "block": found.block, "largest_window": found.fits, "windows": rows, "keep": found.keep,
+        "block": found.block, "chunk": found.chunk, "largest_window": found.fits, "windows": rows, "keep": found.keep,
         "advised": found.advised and found.advised.window, "gains": found.gains,
     }  # fmt: skip
 
@@ -213,8 +216,7 @@ def windows_as_text(cases: Sequence[PlannedData], found: WindowTable, asked: int
     """The table of windows, and which to take."""
     one, exact = cases[0], found.exact
     each = sum(case.units.samples * case.units.sample_nbytes for case in cases) / one.samples
-    chunk = max(case.units.per_unit for case in cases if case.units.encoded) if one.units.encoded else 1
-    chunks = f", whole chunks of {chunk:,}" if chunk > 1 else ""
+    chunks = f", {quantities.count(found.block // found.chunk, 'chunk')} of {found.chunk:,}" if found.chunk > 1 else ""
     yield f"Blocks of {quantities.count(found.block, 'sample')} ({quantities.size(found.block * each)}{chunks})."
     step = one.batch * one.world.ranks
     head = ("window", "time", "scans", "requests", f"parts of {REGIONS}", "neighbours", "together again")

@@ -66,11 +66,11 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
   load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
   stage (with --stage: {nbytes, first_epoch, later_epochs, all: bytes that are read from afar}, or null),
-  mixed (with --order: {block, window: samples}, or null),
+  mixed (with --order: {block, window, chunk, study}, as far as it has them, or null),
   fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
-keys that --order adds: block (samples), largest_window (that memory has room for; 0: without memory), windows (the
-  exact shuffle, window null, and others: each {window, reads, ..., regions, apart, again}), keep (--spread), advised
-  (the window, or null), gains (whether any is faster than the exact shuffle)
+keys that --order adds: block, chunk (samples; 1 where no chunks are alike), largest_window (that memory has room for;
+  0: without memory), windows (the exact shuffle, window null, and others: each {window, reads, ..., regions, apart,
+  again}), keep (--spread), advised (the window, or null), gains (whether any is faster than the exact shuffle)
 keys that --jobs adds: jobs, order ("own", "study", "common"), stretch (of the study: a share of an epoch, or null),
   per_job (of each policy {requests, bytes, scans, seconds} of one job), decoded (of each policy: samples that come out
   of chunks), limit (of each: "requests", "bytes" or "decoding" takes the time; "": nothing is read). Then policies are

@@ -51,7 +51,8 @@ def by_mixed_blocks(mix: BlockMix) -> EpochOrder:
 def facts_of(mix: BlockMix) -> dict[str, int]:
     """What a state says of a mixed order."""
     study = {} if mix.study is None else {"study": mix.study}
-    return {"block": mix.block, "window": mix.window, **study}
+    chunk = {"chunk": mix.edges} if isinstance(mix.edges, int) and mix.edges > 1 else {}
+    return {"block": mix.block, "window": mix.window, **chunk, **study}
 
 
 def block_ends(samples: int, block: int, edges: Edges, offset: int) -> Longs:
