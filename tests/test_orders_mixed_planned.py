@@ -307,6 +307,7 @@ def test_jobs_of_a_study_read_the_blocks_of_a_mixed_order_once(capsys: pytest.Ca
     jobs = ["--memory", "120MiB", *DISKS, "--jobs", "4", "--order", "mixed", "--window", "400", "--json"]
     apart, study = plan(capsys, *jobs), plan(capsys, *jobs, "--study")
     assert study["policies"]["solar"]["requests"] < 0.5 * apart["policies"]["solar"]["requests"]
+    assert (study["order"], study["stretch"]) == ("study", 400 / 8192)
 
 
 @pytest.mark.parametrize(

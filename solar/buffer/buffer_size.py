@@ -41,7 +41,6 @@ LEAST_EPOCH_SECONDS = (
     0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
 )
 MIXED_BLOCK, MIXED_WORTH = 1 << 20, 0.5  # bytes of a block; of the exact shuffle's time, above which nobody is told
-STEPS_LOOKED_AT = 256  # by which it is said of how many parts of the data a step comes
 MODEL, MODEL_EPOCHS = 20_000, 3  # samples of the small copy of the data set that is modelled; and its epochs
 
 
@@ -264,9 +263,8 @@ def mixed_gain(window: PlannedPasses, epochs: int | None) -> str:
     if any(piece.extents is not None or piece.dataset for piece in window.pieces):
         return ""  # samples of other kinds, or of several data sets, of which `solar plan --order mixed` says it
     from solar.planning.job import predicted
-    from solar.planning.spread import REGIONS, regions_of_steps
-    from solar.planning.torch_shuffles import random, sampler_order
-    from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks
+    from solar.planning.spread import REGIONS, regions_of_mixed, regions_of_shuffle
+    from solar.planning.torch_shuffles import mixed_uses, random
 
     samples = window.pieces[0].region.items
     whole = sum(piece.units.sample_nbytes for piece in window.pieces)
@@ -278,18 +276,15 @@ def mixed_gain(window: PlannedPasses, epochs: int | None) -> str:
     exact = mixed = 0.0
     for piece, room, storage in zip(window.pieces, window.shares, window.storages, strict=True):
         copy, batch, smaller = smaller_copy(piece.units, window.batch)
-        few = BlockMix(copy.samples, min(block, copy.samples), max(block, int(within / smaller)), chunk)
+        few = mixed_uses(copy.samples, min(block, copy.samples), max(block, int(within / smaller)), chunk)
         terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": min(epochs or 3, 3)}
-        orders = random(copy.samples), sampler_order(by_mixed_blocks(few))
+        orders = random(copy.samples), few
         one, other = (predicted(order, copy, storage, **terms).seconds * smaller for order in orders)
         exact, mixed = exact + one, mixed + other
     if mixed > exact * MIXED_WORTH or exact < LEAST_EPOCH_SECONDS:
         return ""
     step = window.batch
-    some = range(min(samples, STEPS_LOOKED_AT * step))
-    of_file = by_mixed_blocks(BlockMix(samples, block, within, chunk)).at(0, 0, some)
-    parts = regions_of_steps(of_file, samples, step)
-    usual = REGIONS * (1 - (1 - 1 / REGIONS) ** step)
+    parts, usual = regions_of_mixed(samples, block, within, chunk, step), regions_of_shuffle(step)
     return (
         f'With PlanSampler(data, order="mixed", block={block}, window={within}) an epoch would be read in about '
         f"{mixed:.2g} s instead of {exact:.2g}, as modelled; {step} samples would come from {parts:.0f} of {REGIONS} "

@@ -219,7 +219,8 @@ def _in_mixed_order(
             raise PlanError("--order mixed: give --window, too, as samples, as bytes (32MiB), or as a share (5%)")
         window = (table.advised or table.tried[-1]).window
     by = make(window)
-    return [replace(case, by=by) for case in cases], table
+    study = cases[0].study and (cases[0].study[0], by.facts["window"] / cases[0].samples)  # its stretches
+    return [replace(case, by=by, study=study) for case in cases], table
 
 
 def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[PlannedData]]:

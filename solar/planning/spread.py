@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Samples = NDArray[np.signedinteger[Any]]
 
 REGIONS = 128  # equal parts of the data set
+STEPS_LOOKED_AT = 256  # of an order whose epoch is not laid out
 
 
 class Spread(NamedTuple):
@@ -38,6 +39,23 @@ def regions_of_steps(order: Samples, samples: int, step: int) -> float:
     region = order[: steps * step].astype(np.int64) * REGIONS // samples
     number = np.arange(len(region)) // step
     return len(np.unique(number * REGIONS + region)) / steps
+
+
+def regions_of_mixed(samples: int, block: int, window: int, chunk: int, step: int) -> float:
+    """The same of a mixed order, by the first steps of an epoch."""
+    from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks  # only here: most have another order
+
+    some = range(min(samples, STEPS_LOOKED_AT * step))
+    return regions_of_steps(by_mixed_blocks(BlockMix(samples, block, window, chunk)).at(0, 0, some), samples, step)
+
+
+def regions_of_shuffle(step: int) -> float:
+    """The same of an exact shuffle of many samples.
+
+    >>> round(regions_of_shuffle(64), 1)
+    50.5
+    """
+    return REGIONS * (1 - (1 - 1 / REGIONS) ** step)
 
 
 def positions_apart(order: Samples, samples: int) -> float:
