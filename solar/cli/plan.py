@@ -151,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    mixed.check_order_options(arguments, "weights", "mixture", "common_order")
+    mixed.check_order_options(arguments, "weights", "mixture")
     given, arguments.memory = arguments.memory, arguments.memory or 0
     storage, source = storage_of_arguments(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
     with awaited("opening"):

@@ -24,7 +24,7 @@ Numbers = NDArray[np.int64]
 class Placement(NamedTuple):
     """How samples lie, seen from the first to the last in the file."""
 
-    members: Numbers | None  # the sample at each place; None: they are numbered so
+    members: NDArray[np.signedinteger[Any]] | None  # the sample at each place; None: they are numbered so
     edges: int | Numbers  # where a chunk begins among them: at each multiple of a number, or at these places
     nbytes: float  # of all datasets that are read, decoded
 
@@ -40,16 +40,18 @@ def placement(source: SampleSource, samples: int) -> Placement:
         return Placement(None, even_edges(row_edges(reads[0].layout), samples), nbytes)
     which, numbers = source.locate(np.arange(samples))
     chunk, place = np.empty(samples, np.int64), np.empty(samples, np.int64)
-    before = 0  # chunks of the datasets before
+    before = 0  # chunks of the datasets before, so that those of each dataset come behind
     for number, one in enumerate(reads):
         here = which == number
         chunk[here], place[here] = _chunks_and_rows(one.layout, one.extents, numbers[here])
         chunk[here] += before
         before = int(chunk[here].max(initial=before)) + 1
-    members = np.lexsort((numbers, place, chunk, which))
-    chunk = chunk[members]
-    edges = np.flatnonzero(np.diff(chunk, prepend=-1))
-    return Placement(None if np.all(np.diff(members) == 1) else members, even_edges(edges, samples), nbytes)
+    further = np.diff(chunk)
+    members: NDArray[np.signedinteger[Any]] | None = None
+    if not np.all((further > 0) | ((further == 0) & (np.diff(place) >= 0))):
+        members = np.lexsort((numbers, place, chunk)).astype(np.int32 if samples < 1 << 31 else np.int64)
+        chunk = chunk[members]
+    return Placement(members, even_edges(np.flatnonzero(np.diff(chunk, prepend=-1)), samples), nbytes)
 
 
 def _read_nbytes(read: Read) -> int:
