@@ -1,86 +1,58 @@
-"""What an order costs: processor time and memory for each sample, torch's shuffle and draws beside them.
+"""Orders: what each costs, what it reads, and what a training makes of it.
 
-    python -m bench.orders [SAMPLES]
+    python -m bench.orders [--what cost training reading web] [--quick] [--samples N] [--record]
 
-Each order is made once (tables, groups), then three epochs of it, by turns with the others. Processor time, for others
-may use the machine, and the least of the three. Memory is what stays between epochs, beside the arrays that were given
-and the epoch itself, which takes 4 bytes a sample.
+cost        processor time and memory of each order, for each sample (bench/orders_cost.py)
+training    a small network, five seeds, in an exact, mixed orders and blocks, on a file sorted by class and a real one
+            (bench/orders_training.py): losses, accuracy, labels of a batch
+reading     what an epoch of exact and mixed orders reads on the slowed mount with 2, 5 and 10 % of the data in memory,
+            beside what scDataset and Lance would read (bench/orders_reading.py)
+web         the same over the web, by the server's counters
+
+docs/orders.md has the tables; --record adds the lines to bench/results/orders.jsonl.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-import tracemalloc
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from bench import machine, orders_tables, parts, records
 
-from solar import Mixture, PlanSampler
-
-Epoch = Callable[[int], Any]
+WHAT = ("cost", "training", "reading", "web")
+SAMPLES = 10_000_000
 
 
-def orders(samples: int) -> dict[str, Callable[[], Epoch]]:
-    """How each is made; what is made gives an epoch."""
-    rng = np.random.default_rng(0)
-    data, weights = range(samples), rng.random(samples)
-    thousand, many = rng.integers(0, 1000, samples), np.arange(samples) // 50
-    sources = {"a": (range(samples // 2), 2**0.5), "b": (range(samples), 0.3), "c": (range(samples // 9), 1)}
+def measured(what: str, asked: Any) -> Iterator[dict[str, Any]]:
+    """The records of a part."""
+    from bench import orders_cost, orders_reading, orders_training  # each takes torch
 
-    def planned(**asked: Any) -> Callable[[], Epoch]:
-        return lambda: of(PlanSampler(data, 1, 0, **asked))
-
-    def of(sampler: PlanSampler) -> Epoch:
-        by = sampler.by
-        assert by is not None
-        return lambda epoch: by.whole(0, epoch)
-
-    def drawn() -> Epoch:
-        given = torch.from_numpy(weights)
-        return lambda epoch: torch.multinomial(
-            given, samples, True, generator=torch.Generator().manual_seed(epoch)
-        ).tolist()
-
-    return {
-        "weights": planned(weights=weights),
-        "classes, equal, of 10": planned(labels=thousand // 100, per_class="equal"),
-        "classes, equal, of 1,000": planned(labels=thousand, per_class="equal"),
-        "classes, weighted, of 1,000": planned(labels=thousand, per_class=rng.random(1000) + 0.1),
-        "mixture of 3": lambda: of(PlanSampler(Mixture(sources, epoch=samples), 1, 0)),
-        "groups of 50": planned(together=many),
-        "blocks": planned(order="blocks"),
-        "a study": planned(study=7),
-        "torch.randperm": lambda: lambda epoch: torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)),
-        "WeightedRandomSampler": drawn,
-    }
+    if what == "cost":
+        yield from orders_cost.cost(asked.samples // (10 if asked.quick else 1))
+    elif what == "training":
+        with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
+            yield from orders_training.training(Path(name), asked.quick)
+    else:
+        yield from orders_reading.measure(asked.folder, asked.quick, what)
 
 
-def timed(act: Callable[[], Any]) -> tuple[float, Any]:
-    """The processor time that it took, and what it gave."""
-    begin = time.process_time()
-    found = act()
-    return time.process_time() - begin, found
-
-
-def main(samples: int) -> None:
-    print(f"{samples:,} samples; nanoseconds of processor time, and bytes, for each\n")
-    print("| order | an epoch | once | memory |\n| --- | --- | --- | --- |")
-    made: dict[str, tuple[float, int, Epoch]] = {}
-    for name, make in orders(samples).items():
-        tracemalloc.start()
-        seconds, epoch = timed(make)
-        made[name] = seconds, tracemalloc.get_traced_memory()[0], epoch
-        tracemalloc.stop()
-    best = dict.fromkeys(made, float("inf"))
-    for turn in range(3):
-        for name, (_, _, epoch) in made.items():
-            best[name] = min(best[name], timed(lambda epoch=epoch, turn=turn: epoch(turn))[0])
-    for name, (once, nbytes, _) in made.items():
-        print(f"| {name} | {best[name] / samples * 1e9:.0f} | {once / samples * 1e9:.0f} | {nbytes / samples:.1f} |")
+def main() -> None:
+    parser = records.arguments("bench.orders", __doc__, "orders", what=WHAT)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="whose orders are made, for cost (%(default)s)")
+    asked = parser.parse_args()
+    facts = {"quick": asked.quick, "load_before": records.load(asked.load_before)}
+    facts |= machine.described(asked.folder or Path(tempfile.gettempdir()))
+    shown = []
+    for what in asked.what or WHAT:
+        for record in measured(what, asked):
+            one = {"bench": "orders", **record, **facts}
+            parts.note(f"    {orders_tables.line(record)}")
+            records.append(asked.out, one)
+            shown.append(one)
+    print(orders_tables.orders(shown))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000)
+    main()

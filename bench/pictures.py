@@ -16,13 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import records, tables
+from bench import orders_tables, records, tables
 from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
 from solar.cli.compare import POLICY_NAMES
 from solar.planning import policies
 from solar.planning.job import predicted
-from solar.planning.torch_shuffles import ShuffledUses, distributed
+from solar.planning.spread import REGIONS, regions_of_steps
+from solar.planning.torch_shuffles import ShuffledUses, distributed, sampler_order
 from solar.planning.units import Units, uniform
+from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks
 from solar.values import World
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +44,7 @@ STYLE = (
     "<style>text{font:12px system-ui,sans-serif;fill:#333}.t{font-size:14px;font-weight:600}"
     ".a{stroke:#888;fill:none}.g{stroke:#e2e2e2}</style>"
 )
+SAMPLES = 32_768  # of the data set whose windows are drawn
 PLAYS = 9  # seconds that a moving picture takes
 # Without a ground: it is light or dark with what is around it. A still one shows how it ends.
 MOVING = (
@@ -223,6 +226,78 @@ def rates() -> str:
     return _svg(left + wide + 30, top + high * len(scenes) + 50, "Samples per second of each loader", parts)
 
 
+ORDER_COLOURS = {
+    "exact": "#6b7480", "mixed, 20 %": "#1668a8", "mixed, 5 %": "#3f9ad6", "mixed, 2 %": "#7a5fb0",
+    "blocks of 1,024": "#b4591f",
+}  # fmt: skip
+
+
+def trained() -> str:
+    """Accuracy after each epoch, of the mean of five seeds, for each order, on both data sets of bench.orders."""
+    by: dict[str, dict[str, list[list[float]]]] = {}
+    for one in orders_tables.of_part(records.read(ROOT / "bench" / "results" / "orders.jsonl"), "training"):
+        by.setdefault(one["data"], {}).setdefault(one["order"], []).append(one["accuracy"])
+    left, top, wide, high, parts = 64, 44, 330, 220, list[str]()
+    for place, (data, found) in enumerate(by.items()):
+        x0, least = left + place * (wide + 90), 0.0 if data == "sorted" else 0.8
+        epochs = len(next(iter(found.values()))[0])
+        parts += _axes(x0, top, wide, high, "", "epochs")
+        parts.append(f'<text class="t" x="{x0}" y="24">accuracy: {orders_tables.DATA[data]}</text>')
+        for share in (least, (1 + least) / 2, 1.0):
+            y = top + high * (1 - (share - least) / (1 - least))
+            parts.append(f'<path class="g" d="M{x0} {y:.1f}h{wide}"/>')
+            parts.append(f'<text x="{x0 - 8}" y="{y:.1f}" dy="4" text-anchor="end">{share:.0%}</text>')
+        for name, seeds in found.items():
+            points = []
+            for epoch, value in enumerate(np.mean(seeds, axis=0)):
+                x = x0 + wide * (epoch + 1) / epochs
+                points.append(f"{x:.1f},{top + high * (1 - (max(value, least) - least) / (1 - least)):.1f}")
+            line = f'fill="none" stroke="{ORDER_COLOURS[name]}" stroke-width="2.2"'
+            parts.append(f'<polyline points="{" ".join(points)}" {line}/>')
+    for place, (name, colour) in enumerate(ORDER_COLOURS.items()):
+        x = left + 150 * place
+        parts.append(f'<rect x="{x}" y="{top + high + 52}" width="14" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="{top + high + 63}">{name}</text>')
+    return _svg(
+        2 * (wide + left) + 60, top + high + 80, "Accuracy of a small network by the order of its samples", parts
+    )
+
+
+def windows() -> str:
+    """Scans of an epoch against how many parts of the file a batch comes from, for memories of 2, 5 and 10 %."""
+    units, batch = uniform(SAMPLES, SAMPLE), 64
+    left, top, wide, high, most = 64, 44, 560, 250, 10.0
+    parts = [*_axes(left, top, wide, high, "", f"parts of {REGIONS} that a batch of {batch} comes from")]
+    for value in range(0, 11, 2):
+        y = top + high * (1 - value / most)
+        parts.append(f'<path class="g" d="M{left} {y:.1f}h{wide}"/><text x="{left - 8}" y="{y:.1f}" dy="4"')
+        parts[-1] += f' text-anchor="end">{value}</text>'
+    for value in range(0, 61, 10):
+        x = left + wide * value / 60
+        parts.append(f'<text x="{x:.0f}" y="{top + high + 16}" text-anchor="middle">{value}</text>')
+    exact = distributed(SAMPLES)
+    for share, colour in ((0.02, "#b4591f"), (0.05, "#7a5fb0"), (0.1, "#1668a8")):
+        room = int(share * SAMPLES)
+        points = []
+        for window in (0.125, 0.25, 0.5, 0.7, 1.0, 2.0, None):
+            if window is None:
+                order = exact
+            else:
+                order = sampler_order(by_mixed_blocks(BlockMix(SAMPLES, 16, max(32, int(window * room)))))
+            terms = {"batch": batch, "memory": room * SAMPLE, "epochs": 3}
+            found = predicted(order, units, DISK, **terms).scans
+            regions = regions_of_steps(order.of(1), SAMPLES, batch)
+            points.append((left + wide * regions / 60, top + high * (1 - min(found, most) / most)))
+        shown = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{shown}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
+        x, y = points[-1]
+        parts.append(f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{share:.0%}</text>')
+    parts.append(f'<text class="t" x="{left}" y="24">Scans of an epoch, with memory for so much of the data</text>')
+    parts.append(f'<text x="{left + wide}" y="24" text-anchor="end">last points: the exact shuffle</text>')
+    return _svg(left + wide + 60, top + high + 50, "What a mixed order reads, by how random it is", parts)
+
+
 def _axes(left: int, top: int, wide: int, high: int, upward: str, along: str) -> Iterator[str]:
     yield f'<path class="a" d="M{left} {top}V{top + high}H{left + wide}"/>'
     yield f'<text x="{left + wide}" y="{top + high + 34}" text-anchor="end">{along} →</text>'
@@ -236,6 +311,7 @@ def _svg(wide: int, high: int, title: str, parts: Iterable[str], style: str = ST
 
 
 PICTURES = {"pictures/reads": reads, "pictures/lives": lives, "pictures/memory": memory, "rates": rates}
+PICTURES |= {"pictures/orders-trained": trained, "pictures/orders-windows": windows}
 PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}
 
 

@@ -20,6 +20,7 @@ from bench import (
     buffer_scenes,
     buffer_tables,
     codec_tables,
+    orders_tables,
     recipes,
     records,
     serve_nodes,
@@ -52,6 +53,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
     "serve": tables.serve, "serve_nodes": serve_nodes.table, "far": tables.far,
     "accelerators": accelerators.accelerators, "recipes": recipes.recipes, "training": training.training,
+    "orders": orders_tables.orders,
 }  # fmt: skip
 
 
@@ -160,6 +162,9 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("serving.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
         ("training.md", "training"): training.measured(quoted("training")),
         ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
+        ("orders.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
+        ("orders.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
+        ("orders.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 

@@ -38,7 +38,7 @@ SMALLEST = {
     "bench.markers": "--quick",
     "bench.matrix": "--list",
     "bench.opening": "--chunks 1000 --files 10 --folder {new}",
-    "bench.orders": "50000",
+    "bench.orders": "--what cost --samples 50000 --out {new}/out",
     "bench.pictures": "{new}",
     "bench.planning": "--samples 10000 --buffers 0 --folder {new}",
     "bench.ranks": "--quick --samples 2048 --scenes alone --folder {new} --out {new}/out",

@@ -55,11 +55,12 @@ def planned(url: str, words: list[str], memory: int, capsys: pytest.CaptureFixtu
     return round(requests), round(nbytes)
 
 
-def carried_out(data: Any, url: str, memory: int, web: Web) -> tuple[int, int]:
+def carried_out(data: Any, url: str, memory: int, web: Web, **more: Any) -> tuple[int, int]:
     """Those that the server wrote down while it was carried out, which are those that the loader counted."""
     begun, storage = len(web.data()), profile.stored_or_guessed(url)[0]
-    order = PlanSampler(data, 1, 0, seed=0)
-    with DataLoader(data, BATCH, sampler=order, buffer=memory, epochs=EPOCHS, storage=storage) as loader:
+    order = PlanSampler(data, 1, 0, seed=0, **more)
+    ahead = 4 if more else None
+    with DataLoader(data, BATCH, sampler=order, buffer=memory, epochs=EPOCHS, storage=storage, ahead=ahead) as loader:
         for epoch in range(EPOCHS):
             loader.set_epoch(epoch)
             assert sum(len(batch["x"]) for batch in loader) == len(data)
@@ -86,6 +87,27 @@ def test_the_servers_log_is_the_plan(
     data, words = kind(url)
     said = planned(url, words, memory, capsys)
     assert carried_out(data, url, memory, web) == said
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+def test_the_servers_log_is_the_plan_of_a_mixed_order_too_and_is_shorter(
+    layout: str, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for user in ("solar.io.reading.trial", "solar.cli.plan"):  # no rows are read to try how they are packed
+        monkeypatch.setattr(f"{user}.try_packing", lambda *_: None)
+    options = {"chunks": (4, 4096), "compression": "gzip"} if layout == "gzip" else {}
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file.create_dataset("x", data=np.random.default_rng(0).random((1024, 4096)), **options)
+    settle(tmp_path / "one.h5")
+    url, memory = web.url("one.h5"), 6_000_000  # for a tenth of the data, and batches
+    mixed: dict[str, Any] = {"order": "mixed", "block": 32, "window": 64}
+    words = [word for name, value in mixed.items() for word in (f"--{name}", str(value))]
+    data = H5Dataset(url, {"x": "x"})
+    said = planned(url, ["x", "--ahead", "4", *words], memory, capsys)
+    assert carried_out(data, url, memory, web, **mixed) == said
+    exact = carried_out(data, url, memory, web)
+    assert 1.5 * said[0] < exact[0]
+    assert 1.8 * said[1] < exact[1]
 
 
 def large(path: Path, samples: int, **options: Any) -> None:

@@ -71,6 +71,7 @@ APART = {
     "loader.stats": "loader.report",
     "loader.uneven": "loader.batches",
     "loader.way": "loader.batches",
+    "samplers.mixed_blocks": "samplers.orders",
     "samples.boxes": "values",
     "samples.row_blocks": "samples.blocks",
     "samples.row_windows": "values",

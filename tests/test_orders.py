@@ -34,6 +34,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "blocks": {"order": "blocks:7"},
     "lengths": {"by_length": np.random.default_rng(7).integers(0, 30, SAMPLES), "run": 8},
     "a study": {"study": (3, 0.2)},
+    "mixed": {"order": "mixed", "block": 5, "window": 17},
+    "mixed groups": {"order": "mixed", "block": 0.1, "window": 20, "together": np.arange(SAMPLES) // 3 % 15},
+    "a mixed study": {"order": "mixed", "block": 4, "window": 16, "study": 3},
     "an array": {"order": np.array([5, 5, 0, 59, 3, 3, 3, 8, 1])},
     "a function": {"order": lambda epoch: np.roll(np.arange(SAMPLES), epoch)},
 }

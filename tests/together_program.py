@@ -35,8 +35,8 @@ def dataset_of(case: dict[str, Any]) -> Any:
 
 def sampler_of(case: dict[str, Any], dataset: Any, rank: int, ranks: int) -> Any:
     own = {"num_replicas": ranks, "rank": rank, "seed": case["seed"], "shuffle": case["shuffle"]}
-    if case["tail"] == "exact":
-        return PlanSampler(dataset, **own, tail="exact")
+    if case["tail"] == "exact" or case["order"]:
+        return PlanSampler(dataset, **own, tail=case["tail"], **case["order"])
     return DistributedSampler(dataset, **own, drop_last=case["tail"] == "drop")
 
 

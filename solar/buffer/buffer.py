@@ -240,11 +240,22 @@ class LoaderBuffer:
             return 0
         return nbytes if self._together is None else self._together.nbytes
 
-    def advice(self) -> str:
-        """Describes what a buffer would gain, or this one if more of the order were known."""
+    def advice(self, *, shuffled: bool = False, mixed: int = 0) -> str:
+        """Describes what a buffer would gain, or this one if more of the order were known, or if it were another.
+
+        `shuffled`: the order is an exact shuffle. `mixed`: it is a mixed one with windows of so many samples.
+        """
         window = self._window
         if window is not None:
-            return sizing.foresight(window, self._epochs) if self._guessed and len(window.segments) == 1 else ""
+            foreseen = sizing.foresight(window, self._epochs) if self._guessed and len(window.segments) == 1 else ""
+            alone = self._together is None
+            other = sizing.mixed_gain(window, self._epochs) if shuffled and alone and not foreseen else ""
+            if mixed > (fits := sizing.fitting_window(window)) and alone:
+                other = (
+                    f"A window of the mixed order has {mixed:,} samples, and memory has room for {fits:,}: parts of it "
+                    f"are read again. With window={fits} or less, or more memory, less would be read."
+                )
+            return " ".join(filter(None, (foreseen, other)))
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 

@@ -67,6 +67,7 @@ class PlannedData:
     jobs: int = 1  # such trainings side by side, the next with the next seed
     common: bool = False  # all with the same one
     study: tuple[int, float] | None = None  # what they have in common: its number, and the share of its stretches
+    by: EpochOrder | None = field(default=None, compare=False)  # a mixed order of blocks; None: an exact shuffle
 
     @property
     def samples(self) -> int:
@@ -153,6 +154,8 @@ def order_of_data(case: PlannedData, samples: int, seed: int) -> ShuffledUses:
     ranks = case.world.ranks
     if case.mixed is not None:
         return torch_shuffles.sampler_order(case.mixed, seed=seed, ranks=ranks)
+    if case.by is not None:
+        return torch_shuffles.sampler_order(case.by, seed=seed, ranks=ranks)
     if case.study is not None:
         return torch_shuffles.sampler_order(by_study(samples, *case.study), seed=seed, ranks=ranks)
     if case.weights is None:
@@ -214,7 +217,8 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     plans = [first, *(plan_node(job, node) for node in range(1, _worked_out(job)))]
     ours = any(case.ours for case in cases)
-    others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
+    exact = [replace(case, by=None) for case in cases]  # as others shuffle
+    others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(exact)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)
     outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
@@ -223,6 +227,14 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
         outcomes, _first_batch(job, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
         away, travel,
     )  # fmt: skip
+
+
+def outcome_by_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[Outcome, NodePlan]:
+    """What an epoch of ours costs in another order (None: an exact shuffle); and the plan of the first node."""
+    other = replace(job, order=replace(cases[0], by=by).order)
+    plans = [plan_node(other, node) for node in range(_worked_out(other))]
+    scan = sum(case.scan_seconds for case in cases)
+    return _of_nodes([one.outcome(plans[0].later) for one in plans], job.nodes, scan), plans[0]
 
 
 def _worked_out(job: Job) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from solar.cli import argument_types, sample_arguments, words
+from solar.cli import argument_types, mixed, sample_arguments, words
 from solar.errors import PlanError
 from solar.io.channels.progress import awaited
 from solar.io.channels.world import detect
@@ -20,7 +20,8 @@ Two epochs have the same digest where each step of one has the bytes of its turn
 buffer, the storage and the codec that it was read with, and whether or not it was broken off and gone on with. Ranks
 that make a step together have the digest of one process that makes it alone: --ranks 4 --batch-size 16 gives what
 --batch-size 64 does where that divides the samples evenly. All ranks are played by this one process.
-An epoch is what DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(seed=SEED)) gives on these ranks.
+An epoch is what DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(seed=SEED)) gives on these ranks, with --order
+mixed what PlanSampler(seed=SEED, order="mixed", block=SIZE, window=SIZE) does.
 It reads all samples, and stops at the first that cannot be read.
 
 keys of --json: version (1), file, datasets, ranks, batch, seed, epochs ([{epoch, steps, samples, bytes, digest}])
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
     add("--buffer", metavar="SIZE", help="memory, 8GiB or 25%%; 0: none (what is best); of each rank")
     add("--json", action="store_true", help="for programs: one JSON object")
-    sample_arguments.add_arguments(parser)
+    sample_arguments.add_arguments(parser, mixed.WindowOrSteps)
+    mixed.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,10 +95,11 @@ def digest_epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[d
     fields, samples = sample_arguments.fields(arguments, names)
     fields |= sample_arguments.flat(arguments)  # where torch makes nested tensors, it warns in its own words
     data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where)
+    order = mixed.sampler_options(arguments)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []
     for rank in range(arguments.ranks):
-        sampler = PlanSampler(data, arguments.ranks, rank, seed=arguments.seed, drop_last=arguments.drop_last)
+        sampler = PlanSampler(data, arguments.ranks, rank, seed=arguments.seed, drop_last=arguments.drop_last, **order)
         size = arguments.batch_size
         loaders.append(DataLoader(data, size, sampler=sampler, drop_last=arguments.drop_last, **options))
     try:

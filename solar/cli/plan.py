@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli import argument_types, jobs, planned, sample_arguments
+from solar.cli import argument_types, jobs, mixed, planned, sample_arguments
 from solar.cli.compare import Answer, PlannedData, as_made, compare_policies, guessed_seconds, job_of, scratch_of
 from solar.cli.python_lines import once_each
 from solar.errors import PlanError
@@ -44,12 +44,14 @@ SIZE, from which a service takes what steps on their way need first.
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. A request is a stretch of storage, however long; of files by URL,
 read by one process, it is one that the server is asked. With --weights it is PlanSampler(weights=NAME), with --mixture
-PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes, samples of unequal length, masks,
-fields of other files and mixtures the others' rows are left out; beside ours is what reading each batch by itself
-costs, without a buffer. With --crop it is the plan of H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), with --axis of
-Field(NAME, axis=AXES), with --groups of samples="groups", with --ragged and --csr of fields Ragged(NAME, ...) and
-CSR(NAME). These count whole chunks, or blocks of contiguous data. With --where it is that of H5Dataset(FILE, ...,
-where=DATASET), with --beside of Field(DATASET, file=FILE, by=KEYS).
+PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})), with --order mixed PlanSampler(order="mixed",
+block=SIZE, window=SIZE). Then a table has what several windows read, and how random they are, beside the exact shuffle,
+and the window that is advised; without --window the plan is of that one, and the others' rows are of exact shuffles.
+With windows, boxes, samples of unequal length, masks, fields of other files and mixtures the others' rows are left out;
+beside ours is what reading each batch by itself costs, without a buffer. With --crop it is the plan of H5Dataset(FILE,
+..., samples=Crops(SHAPE, ...)), with --axis of Field(NAME, axis=AXES), with --groups of samples="groups", with --ragged
+and --csr of fields Ragged(NAME, ...) and CSR(NAME). These count whole chunks, or blocks of contiguous data. With
+--where it is that of H5Dataset(FILE, ..., where=DATASET), with --beside of Field(DATASET, file=FILE, by=KEYS).
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
   each sample comes once), mixture ({FILE: SHARE}, or null), storage
@@ -64,7 +66,11 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
   load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
   stage (with --stage: {nbytes, first_epoch, later_epochs, all: bytes that are read from afar}, or null),
+  mixed (with --order: {block, window, chunk, study}, as far as it has them, or null),
   fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
+keys that --order adds: block, chunk (samples; 1 where no chunks are alike), largest_window (that memory has room for;
+  0: without memory), windows (the exact shuffle, window null, and others: each {window, reads, ..., regions, apart,
+  again}), keep (--spread), advised (the window, or null), gains (whether any is faster than the exact shuffle)
 keys that --jobs adds: jobs, order ("own", "study", "common"), stretch (of the study: a share of an epoch, or null),
   per_job (of each policy {requests, bytes, scans, seconds} of one job), decoded (of each policy: samples that come out
   of chunks), limit (of each: "requests", "bytes" or "decoding" takes the time; "": nothing is read). Then policies are
@@ -85,8 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--samples-per-chunk", metavar="K", type=argument_types.count_argument, default=1, help="read together (1)"
     )
-    sample_arguments.add_arguments(parser)
+    sample_arguments.add_arguments(parser, mixed.WindowOrSteps)
     argument_types.add_arguments(parser)
+    mixed.add_arguments(parser)
+    parser.add_argument(
+        "--spread", metavar="SHARE", type=jobs.share, default=mixed.SPREAD,
+        help=f"of the exact shuffle's, that the window which is advised is to keep ({mixed.SPREAD})",
+    )  # fmt: skip
     run = parser.add_argument_group("the training")
     run.add_argument("--ranks", metavar="W", type=argument_types.ranks, default=1, help="processes in all (1)")
     run.add_argument(
@@ -140,6 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    mixed.check_order_options(arguments, "weights", "mixture")
     given, arguments.memory = arguments.memory, arguments.memory or 0
     storage, source = storage_of_arguments(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
     with awaited("opening"):
@@ -150,6 +162,11 @@ def run(arguments: argparse.Namespace) -> int:
     job = job_of(cases, 0 if refused else arguments.memory, ahead)
     if given is None:
         raise PlanError(_memory_to_give(cases, job, arguments.jobs, refused))
+    windows = None
+    if arguments.order is not None:
+        with awaited("planning windows"):
+            cases, windows = _in_mixed_order(arguments, cases, job)
+        job = job_of(cases, job.memory, ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
@@ -167,6 +184,8 @@ def run(arguments: argparse.Namespace) -> int:
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
         asked["stage"] = planned.from_afar(cases, answered, arguments.stage)
+        asked["mixed"] = None if cases[0].by is None else dict(cases[0].by.facts)
+        asked |= {} if windows is None else mixed.windows_as_json(windows)
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
         say = planned.as_text if arguments.jobs is None else jobs.as_text
@@ -174,9 +193,34 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
         if afar := planned.from_afar(cases, answered, arguments.stage):
             print(planned.afar_in_words(afar, cases[0].epochs))
+        if windows is not None:
+            assert cases[0].by is not None
+            print()
+            for line in mixed.windows_as_text(cases, windows, cases[0].by.facts["window"]):
+                print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
     return 0
+
+
+def _in_mixed_order(
+    arguments: argparse.Namespace, cases: list[PlannedData], job: Job
+) -> tuple[list[PlannedData], mixed.WindowTable | None]:
+    """The cases in the order that was asked for, or is advised; and other windows beside it, of one training."""
+    make, window = mixed.order_maker(arguments, cases), arguments.order_window
+    table = None
+    try:
+        if arguments.jobs is None:
+            table = mixed.compare_windows(cases, job, make, window, arguments.spread)
+    except BufferTooSmall:
+        table = None  # which the plan itself says in full
+    if window is None:
+        if table is None:
+            raise PlanError("--order mixed: give --window, too, as samples, as bytes (32MiB), or as a share (5%)")
+        window = (table.advised or table.tried[-1]).window
+    by = make(window)
+    study = cases[0].study and (cases[0].study[0], by.facts["window"] / cases[0].samples)  # its stretches
+    return [replace(case, by=by, study=study) for case in cases], table
 
 
 def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[PlannedData]]:

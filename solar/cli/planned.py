@@ -206,6 +206,9 @@ def subject(cases: list[PlannedData]) -> str:
     kinds = {RowWindows: ("window",), BoxBlocks: ("box", "boxes")}
     counted = quantities.count(one.samples, *kinds.get(type(one.extents), ("sample",)))
     drawn = "" if one.weights is None else "; drawn by weights"
+    if one.by is not None:
+        sizes = one.by.facts
+        drawn = f"; in a mixed order, blocks of {sizes['block']:,} within windows of {sizes['window']:,}"
     drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.mixed is not None else drawn
     return (
         f"{counted}{named}, {quantities.size(each)} each, {quantities.size(total)} in all"

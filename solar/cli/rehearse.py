@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
-from solar.cli import argument_types, sample_arguments, words
+from solar.cli import argument_types, mixed, sample_arguments, words
 from solar.cli.gather import meet_ranks
 from solar.errors import SolarError
 from solar.io.channels.control import Ranks
@@ -221,7 +221,8 @@ Alone, or one for each rank, started as the training will be:
   torchrun --nproc-per-node 8 --no-python solar rehearse ...
 
 Ranks meet by torch.distributed (gloo) where MASTER_ADDR is set, else by MPI, for which mpi4py must be installed.
-The order, what each rank reads and the memory are those of DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler()).
+The order, what each rank reads and the memory are those of DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler()),
+with --order mixed of PlanSampler(order="mixed", block=SIZE, window=SIZE).
 
 keys of --json: version (1), file, datasets, samples, nbytes (of a sample), ranks, nodes, by (alone, MPI or
   torch.distributed), batch, buffer, exchange, balance, compute_seconds, seed, epochs ([{epoch, seconds (of the
@@ -259,7 +260,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loader.add_argument("--buffer", metavar="SIZE", help="memory on each node, 8GiB or 25%%; 0: none (what is best)")
     loader.add_argument("--exchange", choices=EXCHANGES, help="how ranks talk, as DataLoader's exchange")
     loader.add_argument("--balance", choices=BALANCES, help="who takes what of a step, as DataLoader's balance")
-    sample_arguments.add_arguments(parser)
+    sample_arguments.add_arguments(parser, mixed.WindowOrSteps)
+    mixed.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
@@ -340,7 +342,8 @@ def _loader(arguments: argparse.Namespace, names: list[str], ranks: Ranks) -> tu
 
     fields, samples = sample_arguments.fields(arguments, names)
     data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where, together=ranks.ranks > 1)
-    sampler = PlanSampler(data, ranks.ranks, ranks.rank, seed=arguments.seed, drop_last=arguments.drop_last)
+    seed, drop, order = arguments.seed, arguments.drop_last, mixed.sampler_options(arguments)
+    sampler = PlanSampler(data, ranks.ranks, ranks.rank, seed=seed, drop_last=drop, **order)
     shown = ranks.rank == 0 and sys.stderr.isatty() and find_spec("tqdm") is not None
     given = {name: getattr(arguments, name) for name in ("exchange", "balance") if getattr(arguments, name) is not None}
     loader = DataLoader(

@@ -48,7 +48,8 @@ NO_KIND: dict[str, Any] = {  # the arguments, where none is given
 Chosen = NDArray[np.int64] | None  # the samples that a mask leaves; None: all
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, window: type[argparse.Action] | None = None) -> None:
+    """The options; `window` is what --window does where it may be that of an order, too."""
     add = parser.add_argument_group("which samples, and fields of other files").add_argument
     add("--where", metavar="DATASET", help="a mask: samples whose row has a 0 there are left out")
     add(
@@ -57,10 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--by", metavar="DATASET", help="or joined by these keys, which both files have")
     add = parser.add_argument_group("windows, as solar.Windows has them").add_argument
-    add(
-        "--window", metavar="DATASET=STEPS", action="append", default=[], type=parse_window,
-        help="a field of several rows, counted from a place: /u=-3:1,1:9:2",
-    )  # fmt: skip
+    steps = "a field of several rows, counted from a place: /u=-3:1,1:9:2"
+    if window is None:
+        add("--window", metavar="DATASET=STEPS", action="append", default=[], type=parse_window, help=steps)
+    else:
+        also = "; or, without a DATASET, the window of a mixed order: 4096 samples, 32MiB, or 5%% of the data"
+        add("--window", metavar="[DATASET=]SIZE", action=window, default=[], help=steps + also)
     add(
         "--rows", metavar="DATASET=K", action="append", default=[], type=parse_rows,
         help="so many random rows of each sample, drawn anew in each epoch: /points=4096",

@@ -351,13 +351,22 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         from solar.loader.report import Report
 
         found = h5_beneath(self.dataset) if self._engine_told else ""
-        buffer = "" if self._on_device.keeps else self._buffered.advice()
+        buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
         if isinstance(found, str):
             return self._stats.report(buffer=buffer, counts=self._course.counts())
         share, counts = self._buffered.share(found), self._course.counts()
         told = (self._buffered.served, self._buffered.foreseen)
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *told)
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
+
+    def _order_facts(self) -> dict[str, Any]:
+        """Whether the order is an exact shuffle, and the window of a mixed one."""
+        sampler = self.sampler
+        by = getattr(sampler, "by", None)
+        if isinstance(sampler, PlanSampler) and by is not None:
+            return {"mixed": by.facts["window"] if by.kind.startswith("mixed") else 0}
+        drawn = isinstance(sampler, RandomSampler) and not sampler.replacement
+        return {"shuffled": drawn or getattr(sampler, "shuffle", False) is True}
 
     def sources(self) -> list[str]:
         """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.

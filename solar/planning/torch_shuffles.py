@@ -80,6 +80,13 @@ def sampler_order(made: EpochOrder, *, seed: int = 0, ranks: int = 1) -> Shuffle
     return ShuffledUses(made.samples, uses, of, (made.kind, made.digest, seed, ranks))
 
 
+def mixed_uses(samples: int, block: int, window: int, chunk: int = 1) -> ShuffledUses:
+    """PlanSampler(order="mixed", block=block, window=window) of one rank, where so many samples share a chunk."""
+    from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks  # only here: most have another order
+
+    return sampler_order(by_mixed_blocks(BlockMix(samples, block, window, chunk)))
+
+
 def of_chosen(made: ShuffledUses, chosen: NDArray[np.int64]) -> ShuffledUses:
     """The same of a Subset: sample i of it is the data set's sample `chosen[i]`.
 

@@ -30,21 +30,33 @@ Column = (
     str | Sequence[Any] | NDArray[Any] | Any | None
 )  # a number or name of each sample; or the dataset that has them
 PerClass = Literal["equal"] | Mapping[Any, float] | Sequence[float] | Any | None
+Amount = int | float | str | None  # of samples: a number, a share of all, or bytes as in "1MiB"
 Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
 
 BLOCK = 1024  # samples of a block, if nobody says
 ONE_OF = ("weights", "labels", "together", "order", "by_length", "study")
+MIXED = "mixed"
 
 
 def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
     """The order by these arguments; None: they ask for none, so it is torch's shuffle."""
     kinds = [kind for kind in ONE_OF if by[kind] is not None]
+    mixes = isinstance(by["order"], str) and by["order"] == MIXED
+    if mixes or by["block"] is not None or by["window"] is not None:
+        from solar.samplers import mixed_arguments  # only here: who has another order does not need it
+
+        mixed_arguments.check_mixed(by, kinds, num_samples, mixes)
     if isinstance(dataset, Mixture):
         return mixed_order(dataset, kinds, num_samples, shuffle)
     if isinstance(getattr(dataset, "dataset", None), Mixture):
         raise PlanError(
             "a part of a Mixture has not its shares: take the part of each source, and make a Mixture of these"
         )
+    if mixes and shuffle and len(dataset):
+        together = by["together"]
+        groups = None if together is None else _classes(column(dataset, together, "together"), "together")[0]
+        study = None if by["study"] is None else _study(by["study"])[0]
+        return mixed_arguments.mixed_blocks_order(dataset, by["block"], by["window"], groups, study)
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are {len(kinds)} orders, and a sampler has one: leave out all but one")
     kind = kinds[0] if kinds else ""
@@ -62,7 +74,8 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
         raise ValueError(f"num_samples={num_samples}: only weights or labels have an epoch as long as you like")
     if num_samples is not None and operator.index(num_samples) < 1:
         raise ValueError(f"num_samples={num_samples}: an epoch has at least one sample")
-    if kind in ("weights", "labels", "by_length", "study") and not shuffle:
+    if (mixes or kind in ("weights", "labels", "by_length", "study")) and not shuffle:
+        kind = 'order="mixed"' if mixes else kind
         raise ValueError(f"shuffle=False, and {kind} draws by chance: leave one of them out")
     samples = len(dataset)
     if kind and not samples:
@@ -144,8 +157,8 @@ def order_by_kind(order: Any, samples: int) -> EpochOrder:
     name, _, size = order.partition(":")
     if name != "blocks" or (size and not (size.isdecimal() and int(size))):
         raise ValueError(
-            f'order={order!r}: it is "blocks", "blocks:4096" for blocks of so many samples, an array of samples, or a '
-            "function of the epoch that gives one"
+            f'order={order!r}: it is "mixed", "blocks", "blocks:4096" for blocks of so many samples, an array of '
+            "samples, or a function of the epoch that gives one"
         )
     return by_blocks(samples, int(size or BLOCK))
 

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 from solar import _native
 from solar.errors import PlanError
 from solar.io.channels import detect
-from solar.samplers.order_arguments import Column, Order, PerClass, choose_order
+from solar.samplers.order_arguments import Amount, Column, Order, PerClass, choose_order
 from solar.samplers.orders import EpochOrder
 from solar.samplers.orders import Indices as Indices
 from solar.samplers.states import check_by, check_order
@@ -76,6 +76,9 @@ class PlanSampler(DistributedSampler[int]):
     - `together`: a number or name of each sample's group. Groups are shuffled, all of a group comes in a row.
     - `order`: an array of samples, or a function of the epoch that gives one. order="blocks" or "blocks:4096" shuffles
       blocks of 1,024 or 4,096 samples, and within each: for who has no memory, and far from a shuffle.
+    - `order="mixed"`: blocks of `block` neighbouring samples, shuffled, and then the samples of each `window`. For who
+      has memory for a window. Both are numbers of samples, bytes ("1MiB") or shares of the data (0.01). A block ends
+      where a chunk does. With `together` whole groups move; with `study` all its jobs have the blocks in one order.
     - `by_length`: how long each sample is, or True for those of Ragged fields. `run` samples of similar length come in
       a row, so that batches need little padding: give the samples of a step, batch_size times the number of ranks.
     - `study`: a number that several jobs have in common, each with its own seed. Each has a shuffle of its own, and all
@@ -109,6 +112,8 @@ class PlanSampler(DistributedSampler[int]):
         by_length: Column | bool = None,
         run: int | None = None,
         study: int | tuple[int, float] | None = None,
+        block: Amount = None,
+        window: Amount = None,
     ) -> None:
         if tail is not None and tail not in get_args(Tail):
             raise ValueError(f"tail={tail!r}: it is one of {', '.join(map(repr, get_args(Tail)))}")
@@ -122,7 +127,7 @@ class PlanSampler(DistributedSampler[int]):
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop)
         self.tail: Tail = tail or ("drop" if drop else "pad")
         by = {"weights": weights, "labels": labels, "per_class": per_class, "together": together, "order": order}
-        by |= {"by_length": by_length, "run": run, "study": study}
+        by |= {"by_length": by_length, "run": run, "study": study, "block": block, "window": window}
         self.by = choose_order(dataset, by, num_samples, shuffle)  # None: torch's shuffle
         self.total_size = self._size(self.length)
         self.num_samples = self.total_size // num_replicas

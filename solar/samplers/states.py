@@ -17,6 +17,8 @@ UNLIKE = {
     "num_samples": "of {was} samples, and this sampler's is of {now}: give the same num_samples",
     "study": "of study {was}, and this sampler's is of study {now}: their jobs want other samples together. Give the "
     "same study",
+    "block": "with blocks of {was} samples, and this sampler's have {now}: give the same block",
+    "window": "with windows of {was} samples, and this sampler's have {now}: give the same window",
     "stretch": "whose stretches have {was} samples, and this sampler's have {now}: give the same stretch of the study",
     "digest": "by other {by} (their digest is {was}, this sampler's have {now}): what is left has nothing to do with "
     "what came before. Give the same again, or begin without the state",
