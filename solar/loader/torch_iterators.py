@@ -307,10 +307,22 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._adopted = loader._adopted_pass(self._dataset_fetcher, self.passage)
         restore_iterator(self._dataset_fetcher, self._told_parts)
         self.passage.parts = partial(begin_states, self._dataset_fetcher)
         if self._dataset_kind == _DatasetKind.Iterable:
             self.passage.given = self.passage.all_batches
+
+    def _next_index(self) -> Any:
+        if self._adopted is None:
+            return super()._next_index()  # type: ignore[no-untyped-call]
+        return self._adopted.next_batch(self._sampler_iter)
+
+    def _next_of_torch(self, passage: EpochPosition) -> Any:
+        if self._adopted is None:
+            return super()._next_of_torch(passage)
+        with self._adopted:
+            return super()._next_of_torch(passage)
 
     def _restore(self, loader: Any) -> None:
         if "dataset" in self._told_parts:
