@@ -63,16 +63,22 @@ def epochs_of(loader: Any, epochs: int, seed: int = 0) -> Iterator[Any]:
         yield draws()
 
 
-def compared(make: Callable[[], Any], epochs: int = 2, seed: int = 0, **options: Any) -> DataLoader[Any]:
+def compared(
+    make: Callable[[], Any],
+    epochs: int = 2,
+    seed: int = 0,
+    more: Callable[[], dict[str, Any]] = dict,
+    ours: dict[str, Any] | None = None,
+    **options: Any,
+) -> DataLoader[Any]:
     """Asserts that solar's loader over a Dataset gives what torch's gives; returns it.
 
-    `make` makes the Dataset, and may return options of the loader beside it.
+    `make` makes the Dataset, and `more` what each loader has of its own; `ours` is for solar's alone.
     """
-    first, second = make(), make()
-    expected = list(epochs_of(torch.utils.data.DataLoader(first, **options), epochs, seed))
-    loader = DataLoader(second, **options)
-    for number, (ours, theirs) in enumerate(zip(epochs_of(loader, epochs, seed), expected, strict=True)):
-        assert ours == theirs, f"item {number}"
+    expected = list(epochs_of(torch.utils.data.DataLoader(make(), **more(), **options), epochs, seed))
+    loader = DataLoader(make(), **more(), **options, **(ours or {}))
+    for number, (found, theirs) in enumerate(zip(epochs_of(loader, epochs, seed), expected, strict=True)):
+        assert found == theirs, f"item {number}"
     assert h5py.Dataset.__getitem__.__module__.startswith("h5py"), "h5py has its own methods again"
     assert h5py.Dataset.read_direct.__module__.startswith("h5py")
     return loader

@@ -60,7 +60,7 @@ def batches_known(course: Any, passage: Any, ahead: int | None) -> tuple[int | N
         whole: int | None = course.batches
         if whole is None:
             return None
-        left = max(0, whole - passage.before[0])
+        left = max(0, whole - int(passage.before[0]))
         if order.kind != "shuffled by generator":
             return left
         drawn_at_once = not order.sampler.replacement and order.sampler.num_samples <= len(order.sampler.data_source)
@@ -408,7 +408,8 @@ class AdoptedPass:
         begun = perf_counter()
         adopted = self.adopted
         if adopted.left_alone or not adopted.reads.known:
-            self._now, self._blocks = self._waiting.popleft()[0] if self._waiting else self._next(indices), []
+            self._now, blocks = self._waiting.popleft() if self._waiting else (self._next(indices), None)
+            self._blocks = blocks or []
             return self._now
         with adopted.lock:
             if not self._waiting:
