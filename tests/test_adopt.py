@@ -21,6 +21,7 @@ from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from solar import DataLoader
+from solar.io.reading import h5py_calls
 from solar.loader import adopt
 
 SAMPLES = 96
@@ -538,7 +539,7 @@ def test_arguments_that_have_no_effect_warn_once(path: str) -> None:
         loader: Any = DataLoader(Reading(path, by_rows), batch_size=8, buffer="64MiB", ahead=3)
         list(loader)
         loader = DataLoader(InMemory(path), batch_size=8, buffer="64MiB", ahead=3)
-    with pytest.warns(UserWarning, match=r"buffer and ahead have no effect over InMemory: it makes no calls of h5py"):
+    with pytest.warns(UserWarning, match=r"ahead and buffer have no effect over InMemory: it makes no calls of h5py"):
         list(loader)
     with warnings.catch_warnings(action="error"):
         list(loader)
@@ -571,3 +572,46 @@ def test_a_forked_process_reads_for_itself(path: str) -> None:
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     subprocess.run([sys.executable, "-c", program, path, str(Path(__file__).parent)], check=True, timeout=120)
+
+
+# --- in worker processes ----
+
+
+class Told(Reading):
+    """Also says how many calls were answered in its process."""
+
+    def __getitem__(self, index: int) -> Any:
+        found = super().__getitem__(index)
+        reader = h5py_calls._asked.get(threading.get_ident())
+        return found, 0 if reader is None else reader.counts.answered  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow(every=2))])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_adopt_a_dataset_each_for_itself(path: str, context: str, persistent: bool) -> None:
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        seed_all(3)
+        loader = kind(
+            Told(path, with_draws), batch_size=4, shuffle=True, num_workers=2, collate_fn=kept,
+            multiprocessing_context=context, persistent_workers=persistent, worker_init_fn=seeded,
+        )  # fmt: skip
+        batches = [batch for _ in range(2) for batch in loader]
+        found.append(([told([sample for sample, _ in batch]) for batch in batches], draws()))
+        most = max(count for batch in batches for _, count in batch)
+        assert (most > 0) == (kind is DataLoader)
+        del loader
+    assert found[0] == found[1]
+
+
+def seeded(worker: int) -> None:
+    random.seed(worker)
+    np.random.seed(worker)
+
+
+def test_errors_of_workers_are_torchs(path: str) -> None:
+    def messages(kind: Any) -> Any:
+        batches = list(epochs_of(kind(Reading(path, fails), batch_size=5, num_workers=1, collate_fn=kept), 1))
+        return [(one[0], one[1].splitlines()[-1]) if isinstance(one[1], str) else one for one in batches[:-1]]
+
+    assert messages(DataLoader) == messages(torch.utils.data.DataLoader)

@@ -15,6 +15,9 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _DatasetKind
 
 from solar.io.reading.h5py_calls import (
     H5pyCalls,
@@ -124,10 +127,10 @@ class CallCounts:
 class AdoptedReads:
     """What a loader learned of its Dataset's reading, and the blocks it holds for it. One thread at a time uses it."""
 
-    def __init__(self, dataset: Any, buffer: int | None, ahead: int | None) -> None:
+    def __init__(self, dataset: Any, buffer: int | None, asked_for: Sequence[str] = ()) -> None:
         """`buffer` is the memory for blocks. Where nobody says (None), those that are decoded are kept, but no others.
 
-        0 keeps none: each is dropped when its batches are made.
+        0 keeps none: each is dropped when its batches are made. `asked_for` are arguments that the user gave for this.
         """
         self.reads = SampleReads(dataset)
         self.known = KnownDatasets()
@@ -136,7 +139,7 @@ class AdoptedReads:
         self.counts = CallCounts()
         self.left_alone = ""  # why nothing is read ahead
         self.watching = True  # what is read is noted
-        self._given = buffer, ahead
+        self._buffer, self._asked_for = buffer, asked_for
         self._sources: dict[int, BlockSource] = {}
         self._sample: list[RowsRead] | None = None  # where what is read is noted
         self._said = False
@@ -269,8 +272,7 @@ class AdoptedReads:
             self.held.forget(source)
         self._sources.clear()
         log.info("%s.__getitem__ reads as torch's loader has it read: %s", self._name, why)
-        given = [name for name, value in zip(("buffer", "ahead"), self._given, strict=True) if value]
-        if given:
+        if given := self._asked_for:
             have = "have" if len(given) > 1 else "has"
             warnings.warn(f"{' and '.join(given)} {have} no effect over {self._name}: {why}", stacklevel=2)
 
@@ -314,7 +316,7 @@ class AdoptedReads:
         for number, starts, rows in self._expected(indices):
             source = self._sources.get(number)
             if source is None:
-                source = self._sources[number] = BlockSource(self.known.layouts[number], rows, self._given[0])
+                source = self._sources[number] = BlockSource(self.known.layouts[number], rows, self._buffer)
             needed.setdefault(source, []).append(source.blocks_of(starts, rows))
         blocks = {
             source: (np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]).tolist()
@@ -519,3 +521,53 @@ def _divided(indices: Any, reads: list[RowsRead]) -> list[tuple[int, list[RowsRe
 
 def _listed(batch: Any) -> Any:
     return batch if isinstance(batch, list | tuple) else [batch]
+
+
+# --- in worker processes ----
+
+
+class AdoptInWorker:
+    """A worker's init function. After the user's, it has what the Dataset reads learned and read by threads there.
+
+    Each worker learns for itself, and has its part of the memory. It is not told of later batches: those that it makes
+    in advance are read in advance.
+    """
+
+    def __init__(self, users: Callable[[int], None] | None, buffer: int | None, workers: int) -> None:
+        self._users, self._buffer, self._workers = users, buffer, workers
+
+    def __call__(self, worker: int) -> None:
+        if self._users is not None:
+            self._users(worker)
+        dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
+        torchs: Callable[..., Any] = _DatasetKind.create_fetcher
+        adopted: list[AdoptedReads] = []
+
+        def create_fetcher(kind: Any, of: Any, *options: Any) -> Any:
+            fetcher = torchs(kind, of, *options)
+            if of is not dataset or kind != _DatasetKind.Map or type(fetcher) is not _MapDatasetFetcher:
+                return fetcher
+            if adopted:  # persistent workers come here again for the next epoch
+                adopted[0].decide(0, epoch_ended=True)
+            else:
+                memory = self._buffer or min(MOST, machine.free_nbytes() // PART)
+                adopted.append(AdoptedReads(of, self._buffer if self._buffer == 0 else None))
+                adopted[0].held.capacity = memory // self._workers
+            return WorkerFetcher(fetcher, adopted[0])
+
+        _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+
+
+class WorkerFetcher:
+    """torch's fetcher in a worker, whose batches are read by threads as far as it is known what they read."""
+
+    def __init__(self, torchs: Any, adopted: AdoptedReads) -> None:
+        self.dataset = torchs.dataset
+        self._torchs = torchs
+        self._pass = AdoptedPass(adopted, torchs, 0, lambda: 0)
+
+    def fetch(self, index: Any) -> Any:
+        if self._pass.adopted.left_alone:
+            return self._torchs.fetch(index)
+        with self._pass:
+            return self._torchs.fetch(self._pass.next_batch(iter((index,))))

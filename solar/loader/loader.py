@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -257,8 +258,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _warn_of_no_effect(self) -> None:
         given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
-        if self._may_adopt():
-            given = [name for name in given if name not in ADOPTED]  # whether these have an effect shows later
+        if self._may_adopt():  # whether these have an effect shows later
+            given = [name for name in given if name not in ADOPTED or (name == "ahead" and self.num_workers > 0)]
         if given and isinstance(found := h5_beneath(self.dataset), str):
             told = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
             have = "have" if len(given) > 1 else "has"
@@ -295,7 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _may_adopt(self) -> bool:
         """Whether the Dataset is one whose reading may be learned; whether it is, shows when it reads."""
-        if not self.adopt or os.environ.get("SOLAR_ADOPT") == "0" or self.num_workers > 0:
+        if not self.adopt or os.environ.get("SOLAR_ADOPT") == "0":
             return False
         return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, NEVER_READ)
 
@@ -307,10 +308,19 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         adopted = self._adopted
         if adopted is None or adopted.process != os.getpid():
-            adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), self.ahead)
+            asked_for = [name for name in ADOPTED if getattr(self, name) not in NATIVE_ONLY[name]]
+            adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), asked_for)
         if adopted.left_alone:
             return None
         return AdoptedPass(adopted, fetcher, *batches_known(self._course, passage, self.ahead))
+
+    def _adopting_workers(self) -> Callable[[Any], Callable[[int], None]] | None:
+        """Makes the init function of torch's workers, which adopts the Dataset in each of them, of the user's."""
+        if not self._may_adopt():
+            return None
+        from solar.loader.adopt import AdoptInWorker
+
+        return partial(AdoptInWorker, buffer=requested_bytes(self.buffer), workers=self.num_workers)
 
     @property
     def _index_sampler(self) -> Any:

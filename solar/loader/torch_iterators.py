@@ -334,12 +334,14 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     _users_init_fn: Callable[[int], None] | None
     _cycle: Iterator[int]
+    _adopting: Callable[[Any], Callable[[int], None]] | None
 
     def _restore(self, loader: Any) -> None:
         own = has_state(loader.dataset)
         # Only the worker, which makes the iterator, can see whether that has a state.
         self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
         self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
+        self._adopting = None if own else loader._adopting_workers()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
@@ -355,7 +357,9 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
         """The init function that torch gives its workers."""
-        return StateCarrier(self._users_init_fn, self._carried.handed_out) if self._may_carry else self._users_init_fn
+        if self._may_carry:
+            return StateCarrier(self._users_init_fn, self._carried.handed_out)
+        return self._users_init_fn if self._adopting is None else self._adopting(self._users_init_fn)
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, users: Callable[[int], None] | None) -> None:
