@@ -32,6 +32,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is learned is acted upon however fast h5py is here."""
     monkeypatch.setattr(adopt, "CHEAP", 0.0)
     monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
+    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
     monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
 
 
@@ -575,6 +576,17 @@ def test_a_forked_process_reads_for_itself(path: str) -> None:
 
 
 # --- in worker processes ----
+
+
+def test_many_small_files_are_left_to_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 1e9)
+    for number in range(20):
+        with h5py.File(tmp_path / f"{number:03}.h5", "w") as file:
+            file["image"], file["group/label"] = np.arange(5), np.arange(2)
+        settle(tmp_path / f"{number:03}.h5")
+    loader = compared(lambda: Files(tmp_path), collate_fn=kept, batch_size=4, shuffle=True, epochs=3)
+    assert answered(loader)[0] == 0
+    assert "each sample is in a dataset of its own" in loader.report()
 
 
 class Told(Reading):

@@ -214,6 +214,7 @@ def around(data: Any, how: str) -> Any:
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopt, "CHEAP", 0.0)
     monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
+    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
     monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
 
 

@@ -185,26 +185,40 @@ def _is_integer(one: Any) -> bool:
 # --- where a dataset's values lie ----
 
 
-def readable_layout(dataset: Any) -> Layout | None:
-    """Where the values of an open h5py.Dataset lie, if native code can read them as h5py does; else None.
+class OpenDataset(NamedTuple):
+    """Which dataset of which file an h5py.Dataset is."""
 
-    The file is open for reading alone, by its path, and the file of that path is still the one that is open.
+    path: str
+    name: str
+    identity: tuple[int, ...]  # of the file that is open
+
+
+def open_dataset(dataset: Any) -> OpenDataset | None:
+    """Which one it is, if its file was opened by its path, for reading alone; else None."""
+    file = dataset.file
+    if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
+        return None
+    facts = os.fstat(file.id.get_vfd_handle())
+    identity = facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
+    return OpenDataset(str(Path(file.filename).absolute()), dataset.name, identity)
+
+
+def readable_layout(dataset: Any, opened: OpenDataset) -> Layout | None:
+    """Where the values of an h5py.Dataset lie, if native code can read them as h5py does; else None.
+
+    The file of that path is still the one that is open.
     """
     kind = dataset.dtype
     if kind.kind not in NUMERIC or kind.metadata is not None or not dataset.shape or not dataset.size:
         return None
-    file = dataset.file
-    if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
-        return None
-    opened = os.fstat(file.id.get_vfd_handle())
     try:
-        layout = known_of(Path(file.filename).absolute(), dataset.name).layout
+        layout = known_of(opened.path, opened.name).layout
     except (SolarError, OSError):
         return None
     if layout.reader != "direct" or layout.dtype != kind or layout.shape != dataset.shape:
         return None
-    same = (opened.st_size, opened.st_mtime_ns, opened.st_ino, opened.st_ctime_ns) == layout_identity(layout)
-    return layout if same and layout.part_first[-1] == layout.shape[0] else None
+    whole = layout.part_first[-1] == layout.shape[0]
+    return layout if whole and opened.identity == layout_identity(layout) else None
 
 
 def identity_of(dataset: Any) -> tuple[int, ...]:

@@ -21,9 +21,11 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from solar.io.reading.h5py_calls import (
     H5pyCalls,
+    OpenDataset,
     ReadCall,
     Selected,
     identity_of,
+    open_dataset,
     plain_values,
     readable_layout,
     selected,
@@ -41,6 +43,7 @@ AHEAD_BATCHES, AHEAD_SAMPLES = 4, 64  # that are read ahead, at least, where nob
 QUIET_BATCHES, QUIET_SAMPLES = 2, 8  # without a call of h5py, after which there is nothing to adopt
 CHEAP = 12e-6  # seconds that h5py takes for a call that is not worth being answered in its place
 WORTH_A_TABLE = 100e-6  # seconds for a call, below which noting all that an epoch reads takes too long
+WORTH_A_DATASET = 5e-3  # seconds for a call, below which it takes too long to find where a dataset of its own lies
 PART_OF_ROW = 4  # a row is read ahead if at least 1/4 of it is asked for
 CHECKED_EVERY = 256  # calls answered after which it is seen whether it is worth it
 BAD_CHECKS = 2  # times in a row that it may be seen to be not
@@ -77,7 +80,7 @@ class KnownDatasets:
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[OpenDataset, int] = {}
         self._by_place: dict[tuple[int, ...], int] = {}  # in an open file
         self._by_object: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -98,14 +101,15 @@ class KnownDatasets:
         return number
 
     def _new(self, dataset: Any) -> int:
-        layout = readable_layout(dataset)
-        if layout is None:
+        opened = open_dataset(dataset)
+        if opened is None:
             return -1
-        name = layout.paths[0], layout.name
-        number = self._numbers.get(name)
-        if number is None or self.layouts[number].file_inode != layout.file_inode:
-            number = self._numbers[name] = len(self.layouts)
-            self.layouts.append(layout)
+        number = self._numbers.get(opened)
+        if number is None:
+            layout = readable_layout(dataset, opened)
+            number = self._numbers[opened] = -1 if layout is None else len(self.layouts)
+            if layout is not None:
+                self.layouts.append(layout)
         return number
 
 
@@ -253,6 +257,11 @@ class AdoptedReads:
             self.leave(AS_FAST.format(1e6 * self.mean_seconds))
         elif not self.known.layouts and reads.samples >= QUIET_SAMPLES:
             self.leave("what it reads is read by h5py alone: solar reads plain numbers of files opened for reading")
+        elif self.mean_seconds < WORTH_A_DATASET and len(self.known.layouts) > max(QUIET_SAMPLES, 0.5 * reads.calls):
+            self.leave(
+                "each sample is in a dataset of its own, and small; H5Dataset reads such files and groups faster, "
+                'by samples="files" or "groups"'
+            )
         elif reads.learned and not reads.known and not reads.uses_table and self.mean_seconds < WORTH_A_TABLE:
             self.leave("no rule was found for the rows that it reads")
         elif epoch_ended and self.watching and not reads.complete:
