@@ -465,6 +465,18 @@ def test_memory_stays_within_its_bound(path: str) -> None:
     assert loader._adopted.held.nbytes < most  # type: ignore[union-attr]
 
 
+def test_h5netcdf_reads_by_h5py(path: str) -> None:
+    h5netcdf = pytest.importorskip("h5netcdf")
+
+    class Climate(Reading):
+        def __getitem__(self, index: int) -> Any:
+            self.file = self.file or h5netcdf.File(self.path, "r", phony_dims="sort")
+            return self.file["x"][index], self.file["flat"][index : index + 2]
+
+    loader = compared(lambda: Climate(path, None), collate_fn=kept, batch_size=6, shuffle=True)
+    assert answered(loader)[0] > SAMPLES
+
+
 # --- what is left alone, and what is said ----
 
 
