@@ -356,6 +356,49 @@ def test_a_file_that_takes_the_place_of_another_is_read_by_who_opens_it(path: st
             assert flat.numpy().tobytes() == file["flat"][8 * number : 8 * number + 8].tobytes()
 
 
+def test_a_file_that_is_changed_is_left_to_h5py_from_the_next_epoch_on(path: str) -> None:
+    with h5py.File(path) as file:
+        at = file["flat"].id.get_offset()
+    data = Reading(path, lambda file, i: file["flat"][i])
+    loader = DataLoader(data, batch_size=8, buffer="64MiB")
+    for _ in range(2):
+        before = list(loader)
+    with Path(path).open("r+b") as raw:
+        raw.seek(at)
+        raw.write(np.full((SAMPLES, 300, 20), 7.0).tobytes())
+    count = answered(loader)[0]
+    data.file = None  # or h5py itself might have the old values in its memory
+    assert all((batch == 7).all() for batch in loader)
+    assert not any((batch == 7).all() for batch in before)
+    assert answered(loader)[0] < count + 3 * SAMPLES
+    assert "ended by an error" not in loader.report()
+
+
+def test_a_damaged_chunk_is_h5pys_error(path: str) -> None:
+    with h5py.File(path) as file:
+        where = file["x"].id.get_chunk_info(3).byte_offset
+    with Path(path).open("r+b") as raw:
+        raw.seek(where + 8)
+        raw.write(b"damaged" * 4)
+    settle(path)
+    loader = compared(lambda: Reading(path, by_rows), collate_fn=kept, batch_size=5, shuffle=True)
+    assert answered(loader)[0] > SAMPLES
+
+
+def test_an_error_of_ours_ends_reading_ahead_and_no_training(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("as it may be")
+
+    for name in ("blocks_of", "start"):
+        with monkeypatch.context() as broken:
+            broken.setattr(adopt.BlockSource, name, fails)
+            loader = compared(lambda: Reading(path, by_rows), collate_fn=kept, batch_size=5, shuffle=True)
+        assert "reading ahead ended by an error: as it may be" in loader.report()
+    assert "ended by an error" in caplog.text
+
+
 def test_h5pys_methods_are_its_own_outside_and_after_an_error(path: str) -> None:
     theirs = h5py.Dataset.__getitem__, h5py.Dataset.read_direct
 

@@ -185,7 +185,7 @@ def _is_integer(one: Any) -> bool:
 # --- where a dataset's values lie ----
 
 
-class OpenDataset(NamedTuple):
+class DatasetPlace(NamedTuple):
     """Which dataset of which file an h5py.Dataset is."""
 
     path: str
@@ -193,17 +193,17 @@ class OpenDataset(NamedTuple):
     identity: tuple[int, ...]  # of the file that is open
 
 
-def open_dataset(dataset: Any) -> OpenDataset | None:
+def open_dataset(dataset: Any) -> DatasetPlace | None:
     """Which one it is, if its file was opened by its path, for reading alone; else None."""
     file = dataset.file
     if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
         return None
     facts = os.fstat(file.id.get_vfd_handle())
     identity = facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
-    return OpenDataset(str(Path(file.filename).absolute()), dataset.name, identity)
+    return DatasetPlace(str(Path(file.filename).absolute()), dataset.name, identity)
 
 
-def readable_layout(dataset: Any, opened: OpenDataset) -> Layout | None:
+def readable_layout(dataset: Any, opened: DatasetPlace) -> Layout | None:
     """Where the values of an h5py.Dataset lie, if native code can read them as h5py does; else None.
 
     The file of that path is still the one that is open.

@@ -19,9 +19,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind
 
+from solar.buffer.buffer_size import ranks_here
 from solar.io.reading.h5py_calls import (
+    DatasetPlace,
     H5pyCalls,
-    OpenDataset,
     ReadCall,
     Selected,
     identity_of,
@@ -30,6 +31,7 @@ from solar.io.reading.h5py_calls import (
     readable_layout,
     selected,
 )
+from solar.io.reading.reader import file_identity, layout_identity
 from solar.io.system import memory as machine
 from solar.loader.held_blocks import BlockSource, HeldBlock, HeldBlocks, is_one_block
 from solar.loader.read_rules import RowsRead
@@ -80,7 +82,8 @@ class KnownDatasets:
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
-        self._numbers: dict[OpenDataset, int] = {}
+        self.changed: set[int] = set()  # whose files are no more what they were
+        self._numbers: dict[DatasetPlace, int] = {}
         self._by_place: dict[tuple[int, ...], int] = {}  # in an open file
         self._by_object: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -126,6 +129,7 @@ class CallCounts:
     missed: int = 0  # calls of datasets that are read ahead that were read as asked
     held: tuple[int, int] = (0, 0)  # answered, missed when it was last seen whether the rules hold
     learned_again: int = 0
+    said: bool = False  # what is read ahead
 
 
 class AdoptedReads:
@@ -138,7 +142,7 @@ class AdoptedReads:
         """
         self.reads = SampleReads(dataset)
         self.known = KnownDatasets()
-        self.held = HeldBlocks(buffer or min(MOST, machine.free_nbytes() // PART))
+        self.held = HeldBlocks((buffer or min(MOST, machine.free_nbytes() // PART)) // ranks_here())
         self.process = os.getpid()
         self.counts = CallCounts()
         self.left_alone = ""  # why nothing is read ahead
@@ -146,7 +150,6 @@ class AdoptedReads:
         self._buffer, self._asked_for = buffer, asked_for
         self._sources: dict[int, BlockSource] = {}
         self._sample: list[RowsRead] | None = None  # where what is read is noted
-        self._said = False
         self.lock = threading.RLock()
 
     # --- h5py's calls ----
@@ -290,8 +293,8 @@ class AdoptedReads:
         return " + ".join(dict.fromkeys(type(leaf).__name__ for leaf in self.reads.leaves))
 
     def _say(self) -> None:
-        if not self._said:
-            self._said = True
+        if not self.counts.said:
+            self.counts.said = True
             log.info("reading ahead for %s.__getitem__: %s", self._name, self.words())
 
     def words(self) -> str:
@@ -319,10 +322,34 @@ class AdoptedReads:
 
     # --- reading ahead ----
 
+    def failed(self, error: Exception) -> None:
+        """Leaves the Dataset alone after an error that is not its own: its samples come all the same."""
+        log.warning("reading ahead for %s ended by an error: %r", self._name, error)
+        self.leave(f"reading ahead ended by an error: {error}")
+
+    def begin_epoch(self) -> None:
+        """Leaves files to h5py that were changed, or have another in their place."""
+        with self.lock:
+            for number, source in list(self._sources.items()):
+                layout = source.layout
+                if file_identity(layout.paths[0]) != layout_identity(layout):
+                    self.held.forget(source)
+                    del self._sources[number]
+                    self.known.changed.add(number)
+
     def start(self, indices: Any) -> list[HeldBlock] | None:
         """Begins to read what a batch will ask for; None: there is no room yet."""
+        try:
+            return self._start(indices)
+        except Exception as error:
+            self.failed(error)
+            return []
+
+    def _start(self, indices: Any) -> list[HeldBlock] | None:
         needed: dict[BlockSource, list[Any]] = {}
         for number, starts, rows in self._expected(indices):
+            if number in self.known.changed:
+                continue
             source = self._sources.get(number)
             if source is None:
                 source = self._sources[number] = BlockSource(self.known.layouts[number], rows, self._buffer)
@@ -384,6 +411,9 @@ class AdoptedReads:
             self.held = HeldBlocks(self.held.capacity)
 
 
+Mark = tuple[int | None, list[RowsRead]]  # an index, or None for a whole batch, and what was read for it
+
+
 class _Marked:
     """A Dataset that says which sample is taken, while it is looked at."""
 
@@ -410,9 +440,9 @@ class AdoptedPass:
         self._waiting: deque[tuple[Any, list[HeldBlock] | None]] = deque()
         self._now: Any = None  # the batch that is made
         self._blocks: list[HeldBlock] = []  # that it needs
-        self._marks: list[tuple[int, list[RowsRead]]] = []
-        self._of_batch: list[RowsRead] = []  # what is read where nobody sees for which sample
+        self._marks: list[Mark] = []
         self._batches = 0
+        adopted.begin_epoch()
 
     def next_batch(self, indices: Iterator[Any]) -> Any:
         """The next index batch; begins to read what it and those after it will ask for."""
@@ -477,7 +507,7 @@ class AdoptedPass:
             if asks_one_by_one(dataset):
                 self._fetcher.dataset = _Marked(dataset, self._mark)
             else:
-                self._of_batch = adopted.begin_sample()
+                self._marks.append((None, adopted.begin_sample()))
         self._calls.__enter__()
         return self
 
@@ -496,18 +526,23 @@ class AdoptedPass:
                 self._blocks = []
             if adopted.left_alone:
                 return
-            ended = kind is StopIteration
-            self._batches = self._batches + 1 if adopted.watching else 0
-            if adopted.watching or ended:
-                self._look_at_what_was_read(ended, failed=kind is not None)
-            else:
-                adopted.check_worth()
+            try:
+                self._look_at_what_was_read(kind is StopIteration, failed=kind is not None)
+            except Exception as own:
+                adopted.failed(own)
 
     def _look_at_what_was_read(self, ended: bool, *, failed: bool) -> None:
-        if self.adopted.watching and not failed:
-            marks = self._marks or _divided(_listed(self._now), self._of_batch)
-            self.adopted.note([index for index, _ in marks], [reads for _, reads in marks])
-        self.adopted.decide(self._batches, ended)
+        adopted = self.adopted
+        self._batches = self._batches + 1 if adopted.watching else 0
+        if not adopted.watching and not ended:
+            adopted.check_worth()
+            return
+        if adopted.watching and not failed:
+            marks = self._marks
+            if len(marks) == 1 and marks[0][0] is None:
+                marks = _divided(_listed(self._now), marks[0][1])
+            adopted.note([index for index, _ in marks if index is not None], [reads for _, reads in marks])
+        adopted.decide(self._batches, ended)
 
     def close(self) -> None:
         """Needs no more blocks."""
@@ -520,7 +555,7 @@ class AdoptedPass:
         self.close()
 
 
-def _divided(indices: Any, reads: list[RowsRead]) -> list[tuple[int, list[RowsRead]]]:
+def _divided(indices: Any, reads: list[RowsRead]) -> list[Mark]:
     """What each sample of a batch read, if they were read one after the other and all read as much."""
     each, rest = divmod(len(reads), max(1, len(indices)))
     if rest or not each or not all(isinstance(index, int | np.integer) for index in indices):
@@ -559,9 +594,8 @@ class AdoptInWorker:
             if adopted:  # persistent workers come here again for the next epoch
                 adopted[0].decide(0, epoch_ended=True)
             else:
-                memory = self._buffer or min(MOST, machine.free_nbytes() // PART)
-                adopted.append(AdoptedReads(of, self._buffer if self._buffer == 0 else None))
-                adopted[0].held.capacity = memory // self._workers
+                adopted.append(AdoptedReads(of, self._buffer))
+                adopted[0].held.capacity //= self._workers
             return WorkerFetcher(fetcher, adopted[0])
 
         _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]

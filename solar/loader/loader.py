@@ -330,7 +330,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _tell_engine(self, found: SampleSource | str) -> None:
         self._engine_told = True
         if isinstance(found, str):
-            log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
+            told = ", each of which reads ahead what it asks h5py for" if self.num_workers and self._may_adopt() else ""
+            log.info("torch's own engine with num_workers=%d%s: %s", self.num_workers, told, found)
             return
         log.info(
             "native engine: %s, %d threads, %s batches ahead%s",
