@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
 import threading
 import warnings
 import weakref
@@ -48,9 +49,13 @@ WORTH_A_TABLE = 100e-6  # seconds for a call, below which noting all that an epo
 WORTH_A_DATASET = 5e-3  # seconds for a call, below which it takes too long to find where a dataset of its own lies
 PART_OF_ROW = 4  # a row is read ahead if at least 1/4 of it is asked for
 CHECKED_EVERY = 256  # calls answered after which it is seen whether it is worth it
+SHARE_OF_TIME = 0.75  # of h5py's time, that answers may take: not all that is done for them is counted
+TIMED = 512  # calls of h5py whose time is noted
 BAD_CHECKS = 2  # times in a row that it may be seen to be not
 MISSES = 32  # calls that were read as asked, more than answered, after which rules are learned anew
 LEARNED_AGAIN = 3  # times, after which it is given up
+FEW_DATASETS = 48  # whose places are looked for in any case
+SCATTERED = "it reads a little of each of many datasets; H5Dataset reads many files or groups faster"
 AS_FAST = "h5py takes {:.0f} µs for each of its reads, and reading ahead is no faster"
 PLACES = 1 << 16  # datasets that are remembered by where they lie
 
@@ -156,6 +161,8 @@ class AdoptedReads:
 
     def getitem(self, of_h5py: ReadCall, dataset: Any, args: Any) -> Any:
         """What h5py gives for `dataset[args]`."""
+        if self.left_alone:
+            return of_h5py(dataset, args)
         begun = perf_counter()
         number, wanted = self._wanted(dataset, args)
         if wanted is not None and (values := self._values(number, wanted)) is not None:
@@ -220,9 +227,12 @@ class AdoptedReads:
 
     def _note(self, number: int, wanted: Selected | None, seconds: float | None) -> None:
         self.reads.calls += 1
-        if seconds is not None:
-            self.reads.timed += 1
-            self.reads.seconds += seconds if self.reads.timed > 1 else 0.0  # the first one is longer
+        if seconds is not None and len(self.reads.seconds) < TIMED:
+            self.reads.seconds.append(seconds)
+        many = len(self.known.layouts) > max(FEW_DATASETS, 4 * len(self.reads.leaves), 0.5 * self.reads.calls)
+        if many and self.call_seconds < WORTH_A_DATASET:
+            self.leave(SCATTERED)
+            return
         if wanted is None or self._sample is None:
             return
         layout, rows = self.known.layouts[number], wanted.stop - wanted.start
@@ -245,7 +255,7 @@ class AdoptedReads:
         """Notes what the samples of a batch read, and decides what is to be done from now on."""
         self._sample = None
         self.reads.note(indices, reads)
-        cheap = self.reads.known and self.mean_seconds < WORTH_A_TABLE
+        cheap = self.reads.known and self.call_seconds < WORTH_A_TABLE
         if self.reads.complete or (cheap and self.reads.learned):
             self.watching = False
 
@@ -256,16 +266,11 @@ class AdoptedReads:
             if batches >= QUIET_BATCHES and (reads.samples >= QUIET_SAMPLES or epoch_ended):
                 self.leave("it makes no calls of h5py")
             return
-        if self.counts.answered == 0 and reads.timed > QUIET_SAMPLES and self.mean_seconds < CHEAP:
-            self.leave(AS_FAST.format(1e6 * self.mean_seconds))
+        if self.counts.answered == 0 and len(reads.seconds) > QUIET_SAMPLES and self.call_seconds < CHEAP:
+            self.leave(AS_FAST.format(1e6 * self.call_seconds))
         elif not self.known.layouts and reads.samples >= QUIET_SAMPLES:
             self.leave("what it reads is read by h5py alone: solar reads plain numbers of files opened for reading")
-        elif self.mean_seconds < WORTH_A_DATASET and len(self.known.layouts) > max(QUIET_SAMPLES, 0.5 * reads.calls):
-            self.leave(
-                "each sample is in a dataset of its own, and small; H5Dataset reads such files and groups faster, "
-                'by samples="files" or "groups"'
-            )
-        elif reads.learned and not reads.known and not reads.uses_table and self.mean_seconds < WORTH_A_TABLE:
+        elif reads.learned and not reads.known and not reads.uses_table and self.call_seconds < WORTH_A_TABLE:
             self.leave("no rule was found for the rows that it reads")
         elif epoch_ended and self.watching and not reads.complete:
             self.watching, reads.uses_table = False, len(reads.table) > 0
@@ -273,9 +278,12 @@ class AdoptedReads:
             self._say()
 
     @property
-    def mean_seconds(self) -> float:
-        """The seconds that h5py takes for a call."""
-        return self.reads.seconds / max(1, self.reads.timed - 1)
+    def call_seconds(self) -> float:
+        """The seconds that h5py takes for a call, as far as it was seen."""
+        seconds = self.reads.seconds[1:] or [0.0]  # the first one is longer
+        filtered = any(form.filters for layout in self.known.layouts for form in layout.forms)
+        # Of a chunk that h5py keeps, one call of many takes long; else what takes long is somebody else's work.
+        return statistics.fmean(seconds) if filtered else statistics.median(seconds)
 
     def leave(self, why: str) -> None:
         """Leaves the Dataset alone from now on, and says so."""
@@ -386,11 +394,11 @@ class AdoptedReads:
         answered, seconds = counts.checked
         if counts.answered - answered < CHECKED_EVERY:
             return
-        worth = (counts.answered - answered) * self.mean_seconds
-        counts.bad = counts.bad + 1 if counts.seconds - seconds > 0.9 * worth else 0
+        worth = (counts.answered - answered) * self.call_seconds
+        counts.bad = counts.bad + 1 if counts.seconds - seconds > SHARE_OF_TIME * worth else 0
         counts.checked = counts.answered, counts.seconds
         if counts.bad >= BAD_CHECKS:
-            self.leave(AS_FAST.format(1e6 * self.mean_seconds))
+            self.leave(AS_FAST.format(1e6 * self.call_seconds))
 
     def _learn_again(self) -> None:
         counts = self.counts

@@ -98,7 +98,7 @@ class SampleReads:
         self.table = ReadTable()
         self.uses_table = False
         self.samples = self.calls = 0  # noted
-        self.timed, self.seconds = 0, 0.0  # calls that h5py made, and how long it took
+        self.seconds: list[float] = []  # that h5py took for calls
         self._noted: dict[int, list[tuple[int, list[RowsRead]]]] = defaultdict(list)  # of leaves without rules
         self._whole: set[int] = set()  # leaves whose rules say all
 
@@ -135,8 +135,8 @@ class SampleReads:
         self._whole.clear()
         self._noted.clear()
         self.table, self.uses_table = ReadTable(), False
-        self.samples = self.calls = self.timed = 0
-        self.seconds = 0.0
+        self.samples = self.calls = 0
+        self.seconds.clear()
 
     def _length(self, leaf: int) -> int:
         try:

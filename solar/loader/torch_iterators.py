@@ -319,7 +319,7 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         return self._adopted.next_batch(self._sampler_iter)
 
     def _next_of_torch(self, passage: EpochPosition) -> Any:
-        if self._adopted is None:
+        if self._adopted is None or self._adopted.adopted.left_alone:
             return super()._next_of_torch(passage)
         with self._adopted:
             return super()._next_of_torch(passage)
