@@ -20,7 +20,7 @@ from adopt_kit import answered, compared, draws, epochs_of, kept, seed_all, told
 from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
-from solar import DataLoader
+from solar import DataLoader, PlanSampler
 from solar.io.reading import h5py_calls
 from solar.loader import adopt
 
@@ -249,6 +249,20 @@ def test_every_draw_is_torchs(path: str, sampler: str) -> None:
     assert answered(loader)[0] > 0
 
 
+@pytest.mark.parametrize("name", ["distributed", "batches", "plan", "a list"])
+def test_samplers_are_followed(path: str, name: str) -> None:
+    data = Reading(path, by_rows)
+    options: dict[str, Any] = {
+        "distributed": lambda: {"sampler": torch.utils.data.DistributedSampler(data, 2, 1, seed=3), "batch_size": 7},
+        "batches": lambda: {"batch_sampler": [order(at)[:9] for at in range(12)]},
+        "plan": lambda: {"sampler": PlanSampler(data, 2, 0, seed=3), "batch_size": 7},
+        "a list": lambda: {"sampler": order(3), "batch_size": 7},
+    }[name]()  # fmt: skip
+    loader = compared(lambda: Reading(path, by_rows), collate_fn=kept, epochs=3, **options)
+    ours, theirs = answered(loader)
+    assert ours > 4 * theirs
+
+
 class Lazy(torch.utils.data.Sampler[int]):
     """A sampler that draws each index when it is asked for it, as the Dataset draws."""
 
@@ -391,7 +405,7 @@ def test_an_error_of_ours_ends_reading_ahead_and_no_training(
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("as it may be")
 
-    for name in ("blocks_of", "start"):
+    for name in ("blocks_of", "start", "rows"):
         with monkeypatch.context() as broken:
             broken.setattr(adopt.BlockSource, name, fails)
             loader = compared(lambda: Reading(path, by_rows), collate_fn=kept, batch_size=5, shuffle=True)

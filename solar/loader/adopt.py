@@ -165,8 +165,7 @@ class AdoptedReads:
             return of_h5py(dataset, args)
         begun = perf_counter()
         number, wanted = self._wanted(dataset, args)
-        if wanted is not None and (values := self._values(number, wanted)) is not None:
-            found = plain_values(values, wanted)
+        if wanted is not None and (found := self._values(number, wanted)) is not None:
             self._answered(number, wanted, begun)
             return found
         self._asked(number)
@@ -182,9 +181,8 @@ class AdoptedReads:
         begun = perf_counter()
         number, wanted = self._wanted(dataset, () if source_sel is None else source_sel)
         if wanted is not None and dest_sel is None and self._fits(number, dest):
-            values = self._values(number, wanted)
-            found = None if values is None else np.asarray(plain_values(values, wanted))
-            if found is not None and found.shape == dest.shape:
+            found = self._values(number, wanted)
+            if found is not None and np.shape(found) == dest.shape:
                 dest[...] = found
                 self._answered(number, wanted, begun)
                 return
@@ -222,8 +220,16 @@ class AdoptedReads:
             return -1, None
 
     def _values(self, number: int, wanted: Selected) -> Any:
+        """What h5py would give; None if it is not in memory."""
         source = self._sources.get(number)
-        return None if source is None else source.rows(wanted.start, wanted.stop)
+        if source is None:
+            return None
+        try:
+            rows = source.rows(wanted.start, wanted.stop)
+            return None if rows is None else plain_values(rows, wanted)
+        except Exception as error:
+            self.failed(error)
+            return None
 
     def _note(self, number: int, wanted: Selected | None, seconds: float | None) -> None:
         self.reads.calls += 1
