@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 SMALLEST = {
     "bench": "--quick --rounds 1 --scenes chunk1_plain --peers solar_loader --folder {new} --out {new}/out",
     "bench.accelerators": "--quick --scenes cosmoflow --peers solar --folder {new} --out {new}/out",
+    "bench.adopt": "--quick --scenes tiny --seconds 0.1 --rounds 1 --workers 0 --folder {new} --out {new}/out",
     "bench.bound": "--seconds 0.2 --seed 1",
     "bench.buffer": "--quick --scenes chunk16_gzip --peers solar --folder {new} --out {new}/out",
     "bench.codec": "--quick --out {new}/out turb64",

@@ -8,15 +8,16 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from solar.buffer.buffer import LoaderBuffer
-from solar.buffer.buffer_size import Profile, Size
+from solar.buffer.buffer_size import Profile, Size, requested_bytes
 from solar.buffer.rank_group import Balance, Exchanges
 from solar.errors import PlanError
 from solar.io.system.cores import own_cores
@@ -25,7 +26,7 @@ from solar.loader.iterator import EpochIterator
 from solar.loader.skipping import OnError, check_on_error
 from solar.loader.stats import Stats
 from solar.loader.workers import Workers
-from solar.samplers.epoch_position import SamplerState
+from solar.samplers.epoch_position import EpochPosition, SamplerState
 from solar.samplers.mixture import Mixture
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset
@@ -34,6 +35,7 @@ from solar.samples.source import SampleSource, h5_beneath
 if TYPE_CHECKING:
     from solar.device.copier import DeviceCopier
     from solar.device.options import Device, DeviceOptions, Where
+    from solar.loader.adopt import AdoptedPass, AdoptedReads
     from solar.loader.report import Report
 
 T = TypeVar("T", covariant=True)
@@ -44,6 +46,7 @@ DEFAULTS: dict[str, Any] = {  # repr shows these arguments only if they differ
     **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
     **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
     **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise", "service": None},
+    "adopt": True,
 }
 
 
@@ -52,6 +55,8 @@ NATIVE_ONLY: dict[str, tuple[Any, ...]] = {
     **{"ahead": (None,), "buffer": (None, 0, "0"), "epochs": (None,), "storage": (None,)},
     **{"exchange": ("auto", "off"), "service": (None,)},
 }
+ADOPTED = ("ahead", "buffer")  # of these, what is also heeded where a Dataset of the user's is adopted
+NEVER_READ = (range, list, tuple, torch.utils.data.TensorDataset)  # that never read a file
 
 
 class HostBatches:
@@ -83,7 +88,8 @@ def _device_options(**given: Any) -> DeviceOptions | HostBatches:
 class DataLoader(torch.utils.data.DataLoader[T]):
     """torch.utils.data.DataLoader, argument for argument; native threads instead of workers read an H5Dataset.
 
-    Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
+    Batches, their order and every random draw are torch's, over every dataset. One that is no H5Dataset is read by its
+    own `__getitem__`, which torch's loader calls.
     In both cases `state_dict` gives its position, and `load_state_dict` resumes from there.
 
     `ahead` is the number of batches read before they are asked for; None: 4, of
@@ -117,6 +123,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     files, "auto:64GiB" to begin one with so much memory where there is none, the path of its socket, or
     "user:NAME:PATH" for that of another user. None looks at SOLAR_SERVICE. Without one, `buffer` is this training's
     own.
+
+    Over a Dataset of your own, what its `__getitem__` reads by h5py is learned and read ahead by native threads, and
+    its calls of h5py are answered from that, with what h5py would give. `adopt=False`, or SOLAR_ADOPT=0, leaves it to
+    torch's loader. `buffer` is then the memory for what was read, `ahead` the batches read before they are asked for.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -162,6 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         reader: str = "auto",
         on_error: OnError = "raise",
         service: str | None = None,
+        adopt: bool = True,
     ) -> None:
         _check_given(ahead, generator)
         # torch before 2.6 has no in_order: hand it on only when it says something.
@@ -213,7 +224,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
             buffer = 0
-        self.service = service
+        self.service, self.adopt = service, adopt
+        self._adopted: AdoptedReads | None = None
         of_buffer = (buffer, epochs, storage, self._stats, exchange, balance)
         named = service or os.environ.get("SOLAR_SERVICE") or None
         if named is None:
@@ -246,6 +258,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _warn_of_no_effect(self) -> None:
         given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
+        if self._may_adopt():  # whether these have an effect shows later
+            given = [name for name in given if name not in ADOPTED or (name == "ahead" and self.num_workers > 0)]
         if given and isinstance(found := h5_beneath(self.dataset), str):
             told = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
             have = "have" if len(given) > 1 else "has"
@@ -280,6 +294,34 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.check_worker_number_rationality()
         return WorkersIter(self)
 
+    def _may_adopt(self) -> bool:
+        """Whether the Dataset is one whose reading may be learned; whether it is, shows when it reads."""
+        if not self.adopt or os.environ.get("SOLAR_ADOPT") == "0":
+            return False
+        return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, NEVER_READ)
+
+    def _adopted_pass(self, fetcher: Any, passage: EpochPosition) -> AdoptedPass | None:
+        """What reads ahead for a Dataset of the user's in this epoch; None: it is read as torch reads it."""
+        if not self._may_adopt():
+            return None
+        from solar.loader.adopt import AdoptedPass, AdoptedReads, batches_known  # not for an H5Dataset
+
+        adopted = self._adopted
+        if adopted is None or adopted.process != os.getpid():
+            asked_for = [name for name in ADOPTED if getattr(self, name) not in NATIVE_ONLY[name]]
+            adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), asked_for)
+        if adopted.left_alone:
+            return None
+        return AdoptedPass(adopted, fetcher, *batches_known(self._course, passage, self.ahead))
+
+    def _adopting_workers(self) -> Callable[[Any], Callable[[int], None]] | None:
+        """Makes the init function of torch's workers, which adopts the Dataset in each of them, of the user's."""
+        if not self._may_adopt():
+            return None
+        from solar.loader.adopt import AdoptInWorker
+
+        return partial(AdoptInWorker, buffer=requested_bytes(self.buffer), workers=self.num_workers)
+
     @property
     def _index_sampler(self) -> Any:
         """The source of indices for torch's iterators: the samplers, wrapped so that the position is remembered."""
@@ -288,7 +330,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _tell_engine(self, found: SampleSource | str) -> None:
         self._engine_told = True
         if isinstance(found, str):
-            log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
+            told = ", each of which reads ahead what it asks h5py for" if self.num_workers and self._may_adopt() else ""
+            log.info("torch's own engine with num_workers=%d%s: %s", self.num_workers, told, found)
             return
         log.info(
             "native engine: %s, %d threads, %s batches ahead%s",
@@ -353,7 +396,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         found = h5_beneath(self.dataset) if self._engine_told else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
         if isinstance(found, str):
-            return self._stats.report(buffer=buffer, counts=self._course.counts())
+            said = self._stats.report(buffer=buffer, counts=self._course.counts())
+            more = "" if self._adopted is None else self._adopted.report()
+            return Report.of(f"{said}\n{more}", said.epochs) if more else said
         share, counts = self._buffered.share(found), self._course.counts()
         told = (self._buffered.served, self._buffered.foreseen)
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *told)
@@ -388,6 +433,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if close is not None:
                 close()
         self._iterator = None
+        if self._adopted is not None:
+            self._adopted.close()
         self._buffered.close()
         self._workers.close()
         self._on_device.close()
@@ -399,10 +446,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_live"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_adopted")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _live=weakref.WeakSet())
+        self.__dict__.update(state, _live=weakref.WeakSet(), _adopted=None)
 
 
 def _check_given(ahead: Any, generator: Any) -> None:

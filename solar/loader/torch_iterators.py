@@ -307,10 +307,22 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._adopted = loader._adopted_pass(self._dataset_fetcher, self.passage)
         restore_iterator(self._dataset_fetcher, self._told_parts)
         self.passage.parts = partial(begin_states, self._dataset_fetcher)
         if self._dataset_kind == _DatasetKind.Iterable:
             self.passage.given = self.passage.all_batches
+
+    def _next_index(self) -> Any:
+        if self._adopted is None:
+            return super()._next_index()  # type: ignore[no-untyped-call]
+        return self._adopted.next_batch(self._sampler_iter)
+
+    def _next_of_torch(self, passage: EpochPosition) -> Any:
+        if self._adopted is None or self._adopted.adopted.left_alone:
+            return super()._next_of_torch(passage)
+        with self._adopted:
+            return super()._next_of_torch(passage)
 
     def _restore(self, loader: Any) -> None:
         if "dataset" in self._told_parts:
@@ -322,12 +334,14 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     _users_init_fn: Callable[[int], None] | None
     _cycle: Iterator[int]
+    _adopting: Callable[[Any], Callable[[int], None]] | None
 
     def _restore(self, loader: Any) -> None:
         own = has_state(loader.dataset)
         # Only the worker, which makes the iterator, can see whether that has a state.
         self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
         self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
+        self._adopting = None if own else loader._adopting_workers()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
@@ -343,7 +357,9 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
         """The init function that torch gives its workers."""
-        return StateCarrier(self._users_init_fn, self._carried.handed_out) if self._may_carry else self._users_init_fn
+        if self._may_carry:
+            return StateCarrier(self._users_init_fn, self._carried.handed_out)
+        return self._users_init_fn if self._adopting is None else self._adopting(self._users_init_fn)
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, users: Callable[[int], None] | None) -> None:

@@ -1,0 +1,184 @@
+"""A Dataset as people write it, with h5py: torch's loader, solar's with only the import changed, and H5Dataset.
+
+    python -m bench.adopt [--scenes NAME ...] [--seconds 3] [--rounds 2] [--workers 0 2 4] [--folder DIR] [--record]
+
+Samples a second of the first epoch and of a later one, each at most so many seconds long; the ways take turns, and the
+median of the rounds is told. The Python of each sample, log1p, is the same in all ways but the last, a Field, which
+only reads. Five minutes for all scenes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import torch.utils.data
+
+from bench import machine, records, tables
+from solar import DataLoader, Field, H5Dataset
+
+BATCH = 32
+
+
+class Written(torch.utils.data.Dataset[Any]):
+    """What nearly everybody has: the file is opened in each process, and the samples are read by their index."""
+
+    def __init__(self, path: Path, samples: int, name: str = "x") -> None:
+        self.path, self.samples, self.name = path, samples, name
+        self.data: Any = None
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        if self.data is None:
+            self.data = h5py.File(self.path)[self.name]
+        return changed(self.data[index])
+
+
+class OfFiles(Written):
+    """A file for each sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        with h5py.File(self.path / f"{index:05}.h5") as file:
+            return changed(file[self.name][()])
+
+
+class InMemory(Written):
+    """All of it is read at once: there is nothing to adopt."""
+
+    def __getitem__(self, index: int) -> Any:
+        if self.data is None:
+            self.data = h5py.File(self.path)[self.name][:]
+        return changed(self.data[index])
+
+
+class AsIs(Written):
+    """The least that a sample can take: it is read, and that is all."""
+
+    def __getitem__(self, index: int) -> Any:
+        if self.data is None:
+            self.data = h5py.File(self.path)[self.name]
+        return self.data[index]
+
+
+def changed(values: Any) -> Any:
+    return np.log1p(values)
+
+
+Scene = tuple[str, type[Written], int, tuple[int, ...], dict[str, Any]]
+
+
+def scenes() -> dict[str, Scene]:
+    """What the samples are, the Dataset, how many and of what shape, and how the file stores them."""
+    import hdf5plugin
+
+    lz4 = dict(hdf5plugin.Bitshuffle())
+    return {
+        "gzip64": ("16 KiB, gzip, 64 a chunk", Written, 4096, (64, 64), {"chunks": 64, "compression": "gzip"}),
+        "gzip1": ("16 KiB, gzip, 1 a chunk", Written, 4096, (64, 64), {"chunks": 1, "compression": "gzip"}),
+        "bitshuffle": ("64 KiB, bitshuffle-lz4, 16 a chunk", Written, 2048, (128, 128), {"chunks": 16, **lz4}),
+        "large": ("3 MiB, gzip, 1 a chunk", Written, 64, (3, 512, 512), {"chunks": 1, "compression": "gzip"}),
+        "contiguous": ("16 KiB, contiguous, in the page cache", Written, 8192, (64, 64), {}),
+        "tiny": ("256 bytes, contiguous, in the page cache, no work", AsIs, 65536, (64,), {}),
+        "memory": ("16 KiB, read at once by the Dataset", InMemory, 4096, (64, 64), {}),
+        "files": ("1,000 files of one sample of 16 KiB, gzip", OfFiles, 1000, (64, 64),
+                  {"chunks": 64, "compression": "gzip"}),
+    }  # fmt: skip
+
+
+def write(folder: Path, scene: Scene, share: float) -> tuple[Any, int]:
+    """Writes the data; gives the path, and how many samples there are."""
+    _, kind, samples, shape, options = scene
+    samples = max(64, int(samples * share))
+    rng, options = np.random.default_rng(1), dict(options)
+    chunk = options.pop("chunks", None)
+    options |= {} if chunk is None else {"chunks": (chunk, *shape)}
+    values = np.cumsum(rng.integers(0, 4, (min(samples, 512), *shape)), axis=-1).astype("f4")
+    if kind is OfFiles:
+        options["chunks"] = shape
+        for number in range(samples):
+            with h5py.File(folder / f"{number:05}.h5", "w") as file:
+                file.create_dataset("x", data=values[number % len(values)], **options)
+        return folder, samples
+    with h5py.File(folder / "data.h5", "w") as file:
+        data = file.create_dataset("x", (samples, *shape), "f4", **options)
+        for begin in range(0, samples, len(values)):
+            data[begin : begin + len(values)] = values[: samples - begin]
+    return folder / "data.h5", samples
+
+
+def ways(scene: Scene, path: Path, samples: int, workers: list[int]) -> dict[str, Callable[[], Any]]:
+    kind = scene[1]
+    loader: Any = torch.utils.data.DataLoader
+    found: dict[str, Callable[[], Any]] = {}
+    for number in workers:
+        more = {"num_workers": number, "persistent_workers": number > 0}
+        found[f"torch, {number} workers"] = lambda m=more: loader(kind(path, samples), BATCH, True, **m)
+        found[f"only the import, {number} workers"] = lambda m=more: DataLoader(kind(path, samples), BATCH, True, **m)
+    data = {"path": path, "fields": "x"} if kind is not OfFiles else {"path": path, "fields": "x", "samples": "files"}
+    if kind is not AsIs:
+        found["H5Dataset, transform"] = lambda: DataLoader(H5Dataset(**data, transform=changed), BATCH, True)
+    found["H5Dataset, Field"] = lambda: DataLoader(H5Dataset(**{**data, "fields": Field("x")}), BATCH, True)
+    return found
+
+
+def rates(loader: Any, seconds: float) -> list[float]:
+    """Samples a second of the first epoch, and of the next, from when it is asked for."""
+    found = []
+    for _ in range(2):
+        begin, samples = time.perf_counter(), 0
+        for batch in loader:
+            samples += len(batch)
+            if time.perf_counter() - begin > seconds:
+                break
+        found.append(samples / (time.perf_counter() - begin))
+    return found
+
+
+def run(scene: Scene, folder: Path, asked: Any) -> Iterable[tuple[str, float, float]]:
+    path, samples = write(folder, scene, 1 / 16 if asked.quick else 1.0)
+    machine.fill_cache(folder)
+    measured: dict[str, list[list[float]]] = defaultdict(list)
+    for _ in range(asked.rounds):
+        for way, make in ways(scene, path, samples, asked.workers).items():
+            loader = make()
+            measured[way].append(rates(loader, asked.seconds))
+            if isinstance(loader, DataLoader):
+                loader.close()
+    for way, found in measured.items():
+        first, later = (statistics.median(column) for column in zip(*found, strict=True))
+        yield way, first, later
+
+
+def main() -> None:
+    every = scenes()
+    parser = records.arguments("bench.adopt", __doc__, "adopt", scenes=every)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of an epoch, at most (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2, 4], help="0 2 4")
+    asked = parser.parse_args()
+    load = records.load(asked.load_before)
+    for name in asked.scenes or every:
+        with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as folder:
+            found = list(run(every[name], Path(folder), asked))
+            facts = machine.facts(Path(folder))
+        base = found[0][2]
+        rows = [(way, f"{first:,.0f}", f"{later:,.0f}", f"{later / base:.2f}") for way, first, later in found]
+        print(f"{name}: {every[name][0]}")
+        print(tables.table("way|first epoch, samples/s:|later:|torch, 0 workers = 1:", rows), flush=True)
+        for way, first, later in found:
+            records.append(asked.out, {**facts, "load": load, "scene": name, "what": every[name][0], "way": way,
+                                       "first": first, "later": later, "quick": asked.quick})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

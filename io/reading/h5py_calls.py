@@ -1,0 +1,235 @@
+"""The calls of h5py that one thread makes: who wants to see them can answer them; and which values they ask for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import SolarError
+from solar.io.reading.reader import known_of, layout_identity
+from solar.io.system import lifecycle
+from solar.values import Layout
+
+# Numbers only: h5py makes objects of its own of text, references, enumerations and structures.
+NUMERIC = "biufc"
+
+ReadCall = Callable[..., Any]
+
+
+class H5pyReader(Protocol):
+    """Who is asked in the place of h5py.Dataset.__getitem__ and read_direct, in one thread."""
+
+    def getitem(self, of_h5py: ReadCall, dataset: Any, args: Any) -> Any:
+        """The values of `dataset[args]`; `of_h5py(dataset, args)` reads them."""
+
+    def read_direct(self, of_h5py: ReadCall, dataset: Any, dest: Any, source_sel: Any, dest_sel: Any) -> None:
+        """Reads into `dest` as `of_h5py(dataset, dest, source_sel, dest_sel)` does."""
+
+
+_asked: dict[int, H5pyReader] = {}  # by thread
+_changing = threading.Lock()
+_of_h5py: list[ReadCall] = []  # the methods in the place of which ours are, or were
+_in_place = False
+
+
+def _getitem(self: Any, args: Any, new_dtype: Any = None) -> Any:
+    of_h5py = _of_h5py[0]
+    asked = _asked.get(threading.get_ident())
+    if asked is None:
+        return of_h5py(self, args) if new_dtype is None else of_h5py(self, args, new_dtype)
+    if new_dtype is not None:
+        return of_h5py(self, args, new_dtype)
+    return asked.getitem(of_h5py, self, args)
+
+
+def _read_direct(self: Any, dest: Any, source_sel: Any = None, dest_sel: Any = None) -> None:
+    of_h5py = _of_h5py[1]
+    asked = _asked.get(threading.get_ident())
+    if asked is None:
+        of_h5py(self, dest, source_sel, dest_sel)
+    else:
+        asked.read_direct(of_h5py, self, dest, source_sel, dest_sel)
+
+
+class H5pyCalls:
+    """While it is entered, this thread's reads by h5py.Dataset are asked of `reader`. Other threads see nothing of it.
+
+    It may be entered within itself, or within that of another reader, which is asked again afterwards. Nothing is done
+    where the program has not imported h5py.
+    """
+
+    def __init__(self, reader: H5pyReader) -> None:
+        self._reader = reader
+        self._before: list[H5pyReader | None] = []
+
+    def __enter__(self) -> Self:
+        thread = threading.get_ident()
+        self._before.append(_asked.get(thread))
+        if (h5py := sys.modules.get("h5py")) is not None and hasattr(h5py, "Dataset"):
+            with _changing:
+                _put_in_place(h5py.Dataset)
+                _asked[thread] = self._reader
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        thread, before = threading.get_ident(), self._before.pop()
+        with _changing:
+            if before is not None:
+                _asked[thread] = before
+            elif _asked.pop(thread, None) is not None and not _asked:
+                _put_back(sys.modules["h5py"].Dataset)
+
+
+def _put_in_place(kind: Any) -> None:
+    global _in_place
+    if not _in_place:
+        _of_h5py[:] = kind.__getitem__, kind.read_direct
+        kind.__getitem__, kind.read_direct = _getitem, _read_direct
+        _in_place = True
+
+
+def _put_back(kind: Any) -> None:
+    """h5py's own methods again, unless somebody has put his in the place of ours: then ours only hand on."""
+    global _in_place
+    if _in_place and (kind.__getitem__, kind.read_direct) == (_getitem, _read_direct):
+        kind.__getitem__, kind.read_direct = _of_h5py
+        _in_place = False
+
+
+def _forget_calls() -> None:
+    """In a forked process: whoever was asked has threads that are not there."""
+    global _changing
+    _changing = threading.Lock()
+    _asked.clear()
+    if (h5py := sys.modules.get("h5py")) is not None:
+        _put_back(h5py.Dataset)
+
+
+lifecycle.after_fork(_forget_calls)
+
+
+# --- what a call asks for ----
+
+
+class Selected(NamedTuple):
+    """Which values a selection has: rows `start` to `stop`, each `step`-th, or a single one; of these, `within`."""
+
+    start: int
+    stop: int
+    step: int
+    single: bool
+    within: tuple[Any, ...]  # integers and slices, from axis 1 on
+
+
+def selected(args: Any, shape: tuple[int, ...]) -> Selected | None:
+    """What `dataset[args]` has of a dataset of this shape; None: nothing, an error, or no plain selection.
+
+    Plain are integers and slices with at most one Ellipsis.
+
+    >>> selected((3, slice(0, 2)), (10, 4))
+    Selected(start=3, stop=4, step=1, single=True, within=(slice(0, 2, None),))
+    """
+    if type(args) is int and 0 <= args < shape[0]:
+        return Selected(args, args + 1, 1, True, ())
+    given = args if type(args) is tuple else (args,)
+    axes = _without_ellipsis(given, len(shape))
+    if axes is None:
+        return None
+    plain = []
+    for one, length in zip(axes, shape, strict=False):
+        axis = _plain_axis(one, length)
+        if axis is None:
+            return None
+        plain.append(axis)
+    first, within = plain[0] if plain else slice(0, shape[0], 1), tuple(plain[1:])
+    if isinstance(first, int):
+        return Selected(first, first + 1, 1, True, within)
+    return Selected(first.start, first.stop, first.step, False, within)
+
+
+def _without_ellipsis(given: tuple[Any, ...], rank: int) -> tuple[Any, ...] | None:
+    places = [at for at, one in enumerate(given) if one is Ellipsis]
+    if len(given) - len(places) > rank or len(places) > 1:
+        return None
+    if not places:
+        return given
+    everything = (slice(None),) * (rank + 1 - len(given))
+    return (*given[: places[0]], *everything, *given[places[0] + 1 :])
+
+
+def _plain_axis(one: Any, length: int) -> int | slice | None:
+    """The position, or the slice with all its numbers, that is not empty; None for anything else."""
+    if isinstance(one, slice):
+        if not all(part is None or _is_integer(part) for part in (one.start, one.stop, one.step)):
+            return None
+        start, stop, step = one.indices(length) if one.step is None or one.step > 0 else (0, 0, 1)
+        return slice(start, stop, step) if start < stop else None
+    if not _is_integer(one):
+        return None
+    at = int(one)
+    at = at + length if at < 0 else at
+    return at if 0 <= at < length else None
+
+
+def _is_integer(one: Any) -> bool:
+    return type(one) is int or isinstance(one, np.integer)
+
+
+# --- where a dataset's values lie ----
+
+
+class DatasetPlace(NamedTuple):
+    """Which dataset of which file an h5py.Dataset is."""
+
+    path: str
+    name: str
+    identity: tuple[int, ...]  # of the file that is open
+
+
+def open_dataset(dataset: Any) -> DatasetPlace | None:
+    """Which one it is, if its file was opened by its path, for reading alone; else None."""
+    file = dataset.file
+    if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
+        return None
+    facts = os.fstat(file.id.get_vfd_handle())
+    identity = facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
+    return DatasetPlace(str(Path(file.filename).absolute()), dataset.name, identity)
+
+
+def readable_layout(dataset: Any, opened: DatasetPlace) -> Layout | None:
+    """Where the values of an h5py.Dataset lie, if native code can read them as h5py does; else None.
+
+    The file of that path is still the one that is open.
+    """
+    kind = dataset.dtype
+    if kind.kind not in NUMERIC or kind.metadata is not None or not dataset.shape or not dataset.size:
+        return None
+    try:
+        layout = known_of(opened.path, opened.name).layout
+    except (SolarError, OSError):
+        return None
+    if layout.reader != "direct" or layout.dtype != kind or layout.shape != dataset.shape:
+        return None
+    whole = layout.part_first[-1] == layout.shape[0]
+    return layout if whole and opened.identity == layout_identity(layout) else None
+
+
+def identity_of(dataset: Any) -> tuple[int, ...]:
+    """A number of the open file, and one of the dataset in it: what two h5py.Datasets of one dataset have in common."""
+    facts = sys.modules["h5py"].h5o.get_info(dataset.id)
+    return int(facts.fileno), int(facts.addr)
+
+
+def plain_values(values: NDArray[Any], selection: Selected) -> Any:
+    """These rows of `values`, as h5py gives them: a scalar, or a new array that owns its memory."""
+    rows: Any = values[0] if selection.single else values[:: selection.step]
+    if selection.within:
+        rows = rows[selection.within if selection.single else (slice(None), *selection.within)]
+    return rows.copy() if getattr(rows, "ndim", 0) else rows

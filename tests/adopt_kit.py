@@ -1,0 +1,90 @@
+"""What tests of adopted Datasets share: loaders side by side, and when two batches are the same to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import torch.utils.data
+
+from solar import DataLoader
+
+
+def kept(samples: Any) -> Any:
+    """A collate_fn that hands on what `__getitem__` gave."""
+    return samples
+
+
+def told(value: Any) -> Any:
+    """All that a program can see of a value, to be compared."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        flags = value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
+        own = value.tolist() if value.dtype.hasobject else value.tobytes()
+        return "array", type(value), value.dtype.str, value.dtype.metadata is None, value.shape, flags, repr(own)
+    if isinstance(value, np.generic):
+        return "scalar", type(value), value.dtype.str, value.tobytes()
+    if isinstance(value, list | tuple):
+        return type(value), [told(one) for one in value]
+    if isinstance(value, dict):
+        return "dict", {key: told(one) for key, one in value.items()}
+    return type(value), repr(value)
+
+
+def draws() -> tuple[Any, ...]:
+    """The state of every global generator."""
+    numpys = np.random.get_state()
+    return random.getstate(), (numpys[0], numpys[1].tobytes(), *numpys[2:]), torch.get_rng_state().numpy().tobytes()
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def epochs_of(loader: Any, epochs: int, seed: int = 0) -> Iterator[Any]:
+    """All that comes of so many epochs: batches, or errors in their place, and the generators in the end."""
+    seed_all(seed)
+    for _ in range(epochs):
+        batches = iter(loader)
+        while True:
+            try:
+                yield told(next(batches))
+            except StopIteration:
+                break
+            except Exception as error:
+                yield type(error), str(error)
+        yield draws()
+
+
+def compared(
+    make: Callable[[], Any],
+    epochs: int = 2,
+    seed: int = 0,
+    more: Callable[[], dict[str, Any]] = dict,
+    ours: dict[str, Any] | None = None,
+    **options: Any,
+) -> DataLoader[Any]:
+    """Asserts that solar's loader over a Dataset gives what torch's gives; returns it.
+
+    `make` makes the Dataset, and `more` what each loader has of its own; `ours` is for solar's alone.
+    """
+    expected = list(epochs_of(torch.utils.data.DataLoader(make(), **more(), **options), epochs, seed))
+    loader = DataLoader(make(), **more(), **options, **(ours or {}))
+    for number, (found, theirs) in enumerate(zip(epochs_of(loader, epochs, seed), expected, strict=True)):
+        assert found == theirs, f"item {number}"
+    assert h5py.Dataset.__getitem__.__module__.startswith("h5py"), "h5py has its own methods again"
+    assert h5py.Dataset.read_direct.__module__.startswith("h5py")
+    return loader
+
+
+def answered(loader: DataLoader[Any]) -> tuple[int, int]:
+    """How many calls were answered from memory, and how many were read as asked."""
+    adopted = loader._adopted
+    return (0, 0) if adopted is None else (adopted.counts.answered, adopted.counts.asked)
