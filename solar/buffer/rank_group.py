@@ -216,7 +216,8 @@ class RankGroup:
             return running
         from solar.distributed.exchange import Exchange, mail  # only where samples travel between nodes
 
-        return Exchange(running, mail(self.exchange, self.peers.check), max(1, staged - made))
+        mailed = mail(self.exchange, self.peers.check)
+        return Exchange(running, mailed, max(1, staged - made), ended=self.peers.ended)
 
     # --- who takes what ----
 
