@@ -78,12 +78,14 @@ def check(
     assert ended - killed < SOON, ended - killed
 
 
+@pytest.mark.slow(but=["epoch"])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.usefixtures("hosts")
 def test_mpiexec_ends_all_others(moment: str, place: Path) -> None:
     check(place, by_mpiexec, "mpi", moment, 0, VICTIM)
 
 
+@pytest.mark.slow(but=["epoch-mpi-3", "meeting-mpi-0", "planning-torch-3"])
 @pytest.mark.parametrize(("by", "victim"), [("mpi", VICTIM), ("mpi", 0), ("torch", VICTIM), ("torch", 0)])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.usefixtures("hosts")
@@ -91,6 +93,7 @@ def test_under_srun_all_others_say_who_is_gone_and_end(moment: str, by: str, vic
     check(place, by_srun, by, moment, 2 if (moment, victim) == ("epoch", VICTIM) else 0, victim)
 
 
+@pytest.mark.slow(but=["epoch-3"])
 @pytest.mark.parametrize("victim", [0, VICTIM])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.usefixtures("hosts")

@@ -45,7 +45,7 @@ struct ReaderStats {
   std::uint64_t bytes_decoded = 0;
   std::uint64_t read_ns = 0;    // summed over threads
   std::uint64_t decode_ns = 0;  // and of encoding, where a buffer packs its rows
-  std::uint64_t ranks_ns = 0;   // that a Run waited for ranks of its node that had not come as far: their loops are slow
+  std::uint64_t ranks_ns = 0;  // that a Run waited for ranks of its node that had not come as far: their loops are slow
 };
 
 // What each count is called, in the order in which they are told.
