@@ -26,7 +26,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test again test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
+.PHONY: demo test again test-all skipped extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
 .PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
@@ -50,7 +50,11 @@ test-all:
 # Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
 hosts: $(VENV)/.dev
 	$(INSTALL) --editable '.[mpi]'
-	$(BIN)/pytest --hosts tests/test_jobs.py tests/test_serve_hosts.py
+	$(BIN)/pytest --hosts tests/test_jobs.py tests/test_serve_hosts.py tests/test_rank_deaths.py
+
+# Of these, ranks that are killed: a minute, with what `.ci/run` has installed.
+hosts-quick: $(VENV)/.dev
+	$(BIN)/pytest --hosts --quick tests/test_rank_deaths.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

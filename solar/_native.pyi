@@ -52,6 +52,9 @@ class Metadata(TypedDict):
     aliases: list[tuple[str, str, str]]  # groups that links lead to: name, file ("": this one), path there
     problems: list[str]
 
+def exit_after_python() -> bool:
+    """Has this process end, with status 1, as soon as Python has ended: what C libraries do at the end is left out."""
+
 def read_metadata(path: str, name: str = "", most: int = ...) -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""

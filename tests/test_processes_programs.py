@@ -13,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from mpi_kit import mpiexec
 from processes_kit import SOON, gone
 
 WORK = """
@@ -240,3 +241,37 @@ def test_what_a_process_finds_missing_is_said_in_our_words_alone(folder: Path, t
     assert lines[-1].startswith(f"solar.errors.SolarError: {said}")
     assert len(lines) <= 8
     assert "multiprocessing/" not in done.stderr and "process_child" not in done.stderr
+
+
+UNDER_MPI = """
+from mpi4py import MPI
+from solar import DataLoader, H5Dataset, PlanSampler
+
+def double(sample):
+    assert not MPI.Is_initialized()
+    return 2 * sample
+
+if __name__ == "__main__":
+    data = H5Dataset("x.h5", "x", transform=double)
+    sampler = PlanSampler(data, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank, shuffle=False)
+    with DataLoader(data, 4, sampler=sampler, num_workers=2) as loader:
+        own = [int(value) for batch in loader for value in batch[:, 0]]
+    both = MPI.COMM_WORLD.gather(own)
+    if both:
+        print(sorted(both[0] + both[1]))
+"""
+
+
+def test_a_script_that_starts_mpi_at_its_top_may_have_transform_processes(tmp_path: Path) -> None:
+    """They import the script again; under mpiexec an MPI_Init of theirs would end the job."""
+    launcher = mpiexec()
+    (tmp_path / "script.py").write_text(UNDER_MPI)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.repeat(np.arange(16), 3).reshape(16, 3)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [launcher, "-n", "2", sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=2 * SOON, env=os.environ | root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == str([2 * value for value in range(16)]).split()

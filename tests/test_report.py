@@ -96,7 +96,7 @@ ADVISED = {
     "too much read": ({"storage": 2.0}, {"bytes_read": 40 * MIB}, "Each sample cost 10 times its size in reading"),
     "too much decoded": ({"decode": 2.0}, {"bytes_decoded": 12 * MIB}, "cost 3.0 times its size in decompression"),
     "transform": ({"transform": 2.0}, {}, "thread_safe=True.*num_workers"),
-    "exchange": ({"exchange": 2.0}, {}, "for samples from other ranks.\n.*the rank that reads slowest"),
+    "exchange": ({"exchange": 2.0}, {}, "for other ranks.\n.*the slowest rank sets the pace"),
     "device copy": ({"device copy": 2.0}, {}, "for the copy to the device.\n.*give the loader device="),
     "collate": ({"collate": 2.0}, {}, "leave collate_fn to the default"),
 }  # fmt: skip

@@ -148,3 +148,32 @@ def test_a_rank_that_waits_for_others_to_meet_says_so(tmp_path: Path) -> None:
     found = mpi_kit.under_mpi(2, MEETS, tmp_path / "come", seconds=120)
     said = {one["rank"]: one["said"] for one in found}
     assert said[0][-1].startswith("rank 0 waits for rank 1 to come for the first batch: all ranks must iterate this")
+
+
+SLOW = """
+import json, sys, time
+import mpi4py.MPI
+from solar import DataLoader, H5Dataset, PlanSampler
+rank, ranks = mpi4py.MPI.COMM_WORLD.rank, mpi4py.MPI.COMM_WORLD.size
+data = H5Dataset(sys.argv[1], "x")
+with DataLoader(data, 8, sampler=PlanSampler(data, ranks, rank, seed=1), buffer=1 << 20, epochs=2) as loader:
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            time.sleep(0.06 if rank == 1 else 0.02)
+    print(json.dumps({"rank": rank, "waits": loader.stats()["wait_seconds"], "report": str(loader.report())}))
+"""
+
+
+@pytest.mark.alone
+def test_waiting_for_a_slow_rank_beside_is_told_as_that(tmp_path: Path) -> None:
+    """Of one node: each step takes rank 1 three times as long as the others."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.repeat(np.arange(1200), 64).reshape(1200, 64)
+    found = {one["rank"]: one for one in mpi_kit.under_mpi(3, SLOW, tmp_path / "x.h5", seconds=120)}
+    for rank in (0, 2):
+        waits = {cause: seconds for cause, seconds in found[rank]["waits"].items() if cause not in ("plan", "start")}
+        assert waits["exchange"] >= 0.9 * sum(waits.values()) > 1.0, waits  # 100 steps of .04 s
+        assert "for other ranks" in found[rank]["report"]
+        assert "the slowest rank sets the pace" in found[rank]["report"]
+    assert found[1]["waits"]["exchange"] <= 0.1 * found[0]["waits"]["exchange"], found[1]

@@ -1,16 +1,23 @@
-"""Checks whether known processes of this machine still live."""
+"""Checks whether known processes still live: those of this machine by their numbers, others by a Lifeline."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from solar import _native
 from solar.errors import ReadError
+from solar.io.channels.world import mpi_module
+from solar.io.system import lifecycle
+
+if TYPE_CHECKING:
+    from solar.io.channels.lifeline import Lifeline
 
 LOOK_EVERY = 0.2  # seconds between two looks
 BURIAL = 1.0  # seconds between the end of a process's connections and its own, at most
@@ -66,13 +73,15 @@ def gone(ranks: Iterable[int], of: int) -> ReadError:
 
 
 class Watch:
-    """The processes of this machine that a rank has met. Looking costs a few system calls for each."""
+    """The ranks that this one has met. Looking costs a few system calls for each process of this machine."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._own = own_process()
+        self.line: Lifeline | None = None  # where ranks are on several machines
         self._known: dict[int, Process] = {}
         self._looked = 0.0
+        _watches.add(self)
 
     @property
     def own(self) -> Process | None:
@@ -85,10 +94,35 @@ class Watch:
             if rank != self._rank and process is not None and self._own is not None and process[0] == self._own[0]:
                 self._known[rank] = process
 
+    def extend(self, ranks: int) -> Lifeline:
+        """The line to ranks on other machines; made when it is first needed."""
+        if self.line is None:
+            from solar.io.channels.lifeline import Lifeline  # only where there are several machines
+
+            self.line = Lifeline(self._rank, ranks, machine_id())
+        return self.line
+
     def ended(self, *, now: bool = False) -> list[int]:
-        """The ranks whose processes have ended; looks only now and then, unless it is asked for now."""
-        begun = time.monotonic()
+        """The ranks whose processes have ended. It looks at this machine's only now and then, unless it is asked to."""
+        far, begun = [] if self.line is None else self.line.gone(), time.monotonic()
         if not now and begun - self._looked < LOOK_EVERY:
-            return []
+            return far
         self._looked = begun
-        return sorted(rank for rank, process in self._known.items() if has_ended(process))
+        near = [rank for rank, process in self._known.items() if has_ended(process)]
+        if near and self.line is not None:
+            self.line.note(near)
+        return [*far, *sorted({*near} - {*far})]  # the first ones first: others end because of them
+
+
+# --- the end of the process ----
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def leave_without_mpi() -> None:
+    """MPI would wait for all ranks in the end. Where one has ended before, this one ends with status 1 instead."""
+    if mpi_module() is not None and any(watch.ended(now=True) for watch in _watches):
+        _native.exit_after_python()
+
+
+lifecycle.at_exit(lifecycle.Ends.MPI, leave_without_mpi)

@@ -59,6 +59,9 @@ class BulkChannel(Protocol):
     def slow_down(self) -> None:
         """Looks less often: nobody is in a hurry for the rest."""
 
+    def stop(self, seconds: float) -> None:
+        """Ends what looks for letters, of which some will never come. Waits so long for the thread."""
+
     def free(self) -> None:
         """Frees the communicator or group. No letter may be on its way."""
 
@@ -121,7 +124,7 @@ class MpiBulkChannel:
         self._bell, self._lock = threading.Event(), threading.Lock()
         self._begun: list[_Walk] = []  # that the thread has not yet seen
         self._thread, self._goes_round = threading.Thread(target=self._go_round), False
-        self._longest = LONGEST
+        self._longest, self._stopped = LONGEST, False
 
     def send(self, peer: int, letter: Bytes) -> Any:
         return self._started("Isend", letter, peer)
@@ -155,7 +158,7 @@ class MpiBulkChannel:
             self._bell.clear()  # before they look at what it rang for
             with self._lock:
                 walks, self._begun = walks + self._begun, []
-                if not walks:
+                if not walks or self._stopped:
                     self._goes_round = False
                     return
             moved = [self._advanced(walk, rung) for walk in walks]
@@ -192,6 +195,11 @@ class MpiBulkChannel:
 
     def slow_down(self) -> None:
         self._longest = 50 * LONGEST
+
+    def stop(self, seconds: float) -> None:
+        self._stopped = True
+        self._bell.set()
+        self.join(seconds)
 
     def free(self) -> None:
         if self._own and not self._mpi.Is_finalized():
@@ -242,6 +250,9 @@ class TorchBulkChannel:
 
     def slow_down(self) -> None:
         pass
+
+    def stop(self, seconds: float) -> None:
+        pass  # each of its threads waits in gloo, until the connection breaks
 
     def free(self) -> None:
         if self._distributed.is_initialized():
@@ -298,16 +309,19 @@ CAST_PIECE = 4 << 20  # bytes that are passed on together
 CAST_PARTING = 5.0  # seconds for the thread to end, which has nothing left to do
 
 
-def cast(mail: BulkChannel, arrays: Sequence[NDArray[Any]], what: str) -> None:
+def cast(
+    mail: BulkChannel, arrays: Sequence[NDArray[Any]], what: str, check: Callable[[], None] = lambda: None
+) -> None:
     """Fills these arrays, which have the same size on all ranks, with rank 0's. All ranks call it together.
 
-    Each rank sends to two others. So rank 0 sends everything twice, however many ranks there are.
+    Each rank sends to two others. So rank 0 sends everything twice, however many ranks there are. `check` is called
+    now and then, and raises an error if a rank is gone.
     """
     pieces = [flat[at : at + CAST_PIECE] for flat in map(_bytes_of, arrays) for at in range(0, len(flat), CAST_PIECE)]
     ended = threading.Event()
     broken: list[Gone] = []
     mail.run(_errand(mail, pieces, ended, broken))
-    until_others(ended.wait, f"{what} of rank {mail.rank} of {mail.ranks}", str)
+    until_others(ended.wait, f"{what} of rank {mail.rank} of {mail.ranks}", str, look=check)
     mail.join(CAST_PARTING)
     if broken:
         raise PlanError(f"rank {mail.rank} of {mail.ranks} lost the others while {what} was sent to it: {broken[0]}")

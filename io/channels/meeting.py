@@ -2,7 +2,8 @@
 
 Each rank sends one letter to rank 0 and gets one back: two thousand letters for a thousand ranks. An error on one rank
 is raised on all. Ranks wait by polling with short sleeps, so that Ctrl-C ends it, and no longer than allowed. While it
-waits, a rank checks that those others of its machine live that it has met before.
+waits, a rank checks that the others live: those of its machine that it has met before, and those of other machines as
+soon as they have come to the first meeting, at which each hears where it is to connect (lifeline.py).
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ def letter_of(
     place: Any,
     process: Process | None,
     tell: Any,
+    line: Any = None,
 ) -> Letter:
-    """A rank's letter at a meeting. `place`: its number and the count of ranks on its node; None if unknown."""
+    """A rank's letter at a meeting. `place`: its number and the count of ranks on its node; None if unknown.
+
+    `line` is where other machines reach it, if there are any.
+    """
     return {
         "what": what,
         "same": {"version of solar": __version__, **same},
@@ -70,6 +75,7 @@ def letter_of(
         "place": place,
         "process": process,
         "tell": tell,
+        "line": line,
     }
 
 
@@ -98,7 +104,9 @@ class Meeting:
         seconds = self._seconds
         try:
             while letter := self._until(self._heard, seconds, look):
-                if "wait" in letter:  # rank 0 came later than this one: its time is what counts
+                if "above" in letter:
+                    self._watch.extend(self._ranks).join(letter["above"])
+                elif "wait" in letter:  # rank 0 came later than this one: its time is what counts
                     seconds = self._seconds + LETTER_GRACE
                 elif "gone" in letter:  # rank 0 may be on another machine
                     seconds = LAST_WORD
@@ -139,7 +147,7 @@ class Meeting:
                 self._tell_error(error)
             raise
         for rank in range(1, self._ranks):
-            self._post.send(rank, answers[rank])
+            self._post_to(rank, answers[rank])
         self._stay()
         own: Letter = json.loads(answers[0])
         return own
@@ -223,6 +231,10 @@ class Meeting:
                     raise gone(letter["gone"], self._ranks)
                 self._came[rank] = letter
                 self._watch.meet({rank: letter["process"]})
+                if letter["line"] is not None and (
+                    above := self._watch.extend(self._ranks).above(rank, letter["line"])
+                ):
+                    self._send(rank, {"above": above})
 
     def _say_waiting(self, who: str, whom: str) -> None:
         """Says it once, when it has lasted."""
@@ -235,7 +247,12 @@ class Meeting:
         )  # fmt: skip
 
     def _send(self, rank: int, letter: Letter) -> None:
-        self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())
+        self._post_to(rank, json.dumps({"number": self._number, **letter}).encode())
+
+    def _post_to(self, rank: int, text: bytes) -> None:
+        """Sends nothing to a rank that is gone: MPI stands still there."""
+        if rank not in self._watch.ended():
+            self._post.send(rank, text)
 
     def _next(self, rank: int) -> Letter | None:
         """The next letter from this rank to this meeting; what is left of others that broke off is thrown away."""
@@ -392,7 +409,9 @@ class Peers:
         if os.getpid() != self.pid:
             raise PlanError(self.forked())
         place, process = place_on_node(self.rank, self.ranks), self._watch.own
-        told = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None)
+        first = self._number == 0 and (place is None or place[1] < self.ranks)  # and all may not be on one machine
+        line = self._watch.extend(self.ranks).address() if first else None
+        told = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None, line)
         with self._one:
             try:
                 answer = self._met(told, seconds)
@@ -405,10 +424,14 @@ class Peers:
         return MeetingResult(tuple(answer["node_of"]), mates, answer["least"], answer["told"])
 
     def check(self) -> None:
-        """ReadError if a process is gone that this one has met, as far as it can be seen from here: on this machine."""
-        ended = self._watch.ended()
+        """ReadError if a process is gone that this one has met."""
+        ended = self.ended()
         if ended:
             raise gone(ended, self.ranks)
+
+    def ended(self) -> list[int]:
+        """The ranks that this one has met, and whose processes have ended."""
+        return self._watch.ended()
 
     def _cut_off(self, what: str, error: RuntimeError) -> PlanError:
         """What is wrong where no letter can be sent."""

@@ -272,6 +272,7 @@ def _returned(slab: int, kept: set[int], freed: deque[int]) -> None:
 
 def main(end: socket.socket, start: Sealed, number: int) -> None:
     """Answers task after task until the parent is gone."""
+    os.environ["MPI4PY_RC_INITIALIZE"] = "0"  # the main module may import mpi4py, and this process is no rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then ends us
     end.setblocking(True)
     os.set_inheritable(end.fileno(), False)  # or a program that the work starts would keep the conversation open

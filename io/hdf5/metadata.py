@@ -79,7 +79,7 @@ def receive_sections(these: Peers, what: str, letter: dict[str, Any]) -> list[Se
 
 def _cast(these: Peers, what: str, sections: list[Section]) -> None:
     carried_by = mail(these.by, these.check)
-    cast(carried_by, sections, f"the metadata of {what}")
+    cast(carried_by, sections, f"the metadata of {what}", these.check)
     carried_by.free()
 
 

@@ -30,6 +30,7 @@ class Ends(IntEnum):
     GUARDED_READS = 5
     GUARDED_PROCESS = 6
     FETCHES = 7
+    MPI = 8
 
 
 _forgetting: list[Act] = []

@@ -1,7 +1,9 @@
 // The contents page of solar._native, and the one place where native errors become Python's.
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <new>
 
 #include "solar/error.hpp"
@@ -53,12 +55,20 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
+// Called by the interpreter when all of Python has ended. It takes these functions last in, first out: what was
+// registered before this one, as what ends MPI is, is not called any more.
+void exit_now() {
+  std::fflush(nullptr);
+  ::_exit(1);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
   nb::register_exception_translator(translate);
   // The process-wide Reader and arrays in a training script's globals live until the very end; that is no leak.
   nb::set_leak_warnings(false);
+  module.def("exit_after_python", [] { return Py_AtExit(exit_now) == 0; });
   bind_metadata(module);
   bind_decode(module);
   bind_boxes(module);

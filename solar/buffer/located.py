@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,6 +108,13 @@ def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
         if rows is not samples:
             rows[here] = found
     return SampleUses(which, rows, starts.astype(np.int64, copy=False), epoch=epoch if beneath.draws else 0)
+
+
+def used_by(beneath: SampleSource, dataset: Sized) -> SampleUses | None:
+    """All samples of a dataset, in one step; None if these are all that lie beneath."""
+    if beneath.plain:
+        return None
+    return located(beneath, (np.arange(len(dataset)), np.array([0, len(dataset)])))
 
 
 def rows_of(beneath: SampleSource) -> list[Rows]:

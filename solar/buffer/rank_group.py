@@ -7,11 +7,12 @@ import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from solar.buffer.located import layouts_beneath, located, pieces_of
+from solar.buffer.located import layouts_beneath, located, pieces_of, used_by
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.channels import detect
 from solar.io.reading.reader import Rows
@@ -142,8 +143,9 @@ class RankGroup:
         self.balance = at_home_
         self.exchange = self._carried_by(exchange)
         node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
+        used = partial(used_by, beneath, order.sampler.dataset)
         self._sharing = Sharing(
-            pieces_of(beneath), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange
+            pieces_of(beneath), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange, used
         )
 
     def _carried_by(self, exchange: str) -> str:
@@ -216,7 +218,8 @@ class RankGroup:
             return running
         from solar.distributed.exchange import Exchange, mail  # only where samples travel between nodes
 
-        return Exchange(running, mail(self.exchange, self.peers.check), max(1, staged - made))
+        mailed = mail(self.exchange, self.peers.check)
+        return Exchange(running, mailed, max(1, staged - made), ended=self.peers.ended)
 
     # --- who takes what ----
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError, SolarError
+from solar.io.channels.alive import BURIAL, gone
 from solar.io.channels.bulk import NAME, BulkChannel, Bytes, Errand, Gone
 from solar.io.channels.bulk import mail as mail
 from solar.io.reading.engine import LAST_WAIT
@@ -214,9 +215,14 @@ class TransferThreads:
     """The threads that work on the batches underway, and what they know of the peers."""
 
     def __init__(
-        self, running: Running, mail: BulkChannel, underway: PendingExchange, letters: Sequence[slice]
+        self,
+        running: Running,
+        mail: BulkChannel,
+        underway: PendingExchange,
+        letters: Sequence[slice],
+        ended: Callable[[], Sequence[int]],
     ) -> None:
-        self._running, self._mail, self._underway = running, mail, underway
+        self._running, self._mail, self._underway, self._peers_ended = running, mail, underway, ended
         self._arrays = letters  # which arrays of a batch each of its letters has
         self._changed = underway.changed
         self._due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
@@ -225,6 +231,7 @@ class TransferThreads:
         self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
         self._broken = ""  # the error that all others are told with END
         self._late = ""
+        self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
         self._over = self._freed = self._dropped = False
         self._posting = True
         self._open = 1  # threads and errands: the poster
@@ -251,8 +258,11 @@ class TransferThreads:
         self._running.close()  # the poster may wait for it
         if threading.current_thread().name == NAME:
             return True  # the garbage collector's doing: no thread can wait for itself
-        if not self._all_over(seconds):
+        missed = bool(self._peers_ended())
+        if not self._all_over(min(seconds, MISSED_WORDS) if missed else seconds):
             self._mail.slow_down()
+            if missed:
+                self._mail.stop(MISSED_WORDS)  # MPI must not be at work when it ends
             return False
         self._poster.join(seconds)
         self._free(seconds)
@@ -290,6 +300,20 @@ class TransferThreads:
 
     def _named(self, peer: int) -> str:
         return f"rank {peer} of {self._mail.ranks}"
+
+    def look(self) -> None:
+        """Whoever waits calls it now and then: fails what waits for a rank whose process has ended.
+
+        MPI says nothing of such a rank. What it sent before its end may still come, for so long as BURIAL.
+        """
+        now = time.monotonic()
+        for peer in self._ended_ranks():
+            if now - self._seen_ended.setdefault(peer, now) >= BURIAL:
+                self._lost(peer, Gone("it no longer answers"))
+
+    def _ended_ranks(self) -> list[int]:
+        """Those others whose processes have ended before they had closed."""
+        return [peer for peer in self._peers_ended() if peer != self._mail.rank and peer not in self._reasons]
 
     # --- the poster: takes batches from the run, in their order ----
 
@@ -331,6 +355,8 @@ class TransferThreads:
                 if self._underway.closing:
                     return None
                 batch.error = error.with_traceback(None)
+                if self._ended_ranks():  # because of that: others shall hear it
+                    self.fail(ReadError(str(error)))
             batch.read = batch.here = time.monotonic()
         self._running.let_go(number)
         return batch
@@ -380,11 +406,13 @@ class TransferThreads:
     def _say_end(self) -> None:
         """Tells all others that nothing more comes, and listens to them until they say so, too."""
         last, text = Batch(LAST), encode_text(self._broken)
-        for peer in self._others():
+        ended = self._ended_ranks()  # sending to these, MPI stands still
+        others = [peer for peer in self._others() if peer not in ended]
+        for peer in others:
             self._letter(last, peer, Head(END, LAST, 0, len(text)), [text])
         self._over = True
         self._wait_sent(last)
-        for peer in self._others():
+        for peer in others:
             self._listen_to(peer)
 
     # --- the errands: they wait until sent rows have left and expected rows are here ----
@@ -520,6 +548,8 @@ class TransferThreads:
 
     def _ended(self, peer: int, why: str) -> None:
         """Notes that this peer has closed its loader, perhaps because of an error for all."""
+        if not why and (ended := self._ended_ranks()):  # it closed because of that
+            why = str(gone(ended, self._mail.ranks))
         with self._changed:
             self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
             if why:
@@ -543,6 +573,7 @@ class TransferThreads:
             if not self._underway.closing and not self._broken:
                 self._broken = told or f"{error} (found by {self._named(self._mail.rank)})"
                 self._underway.fail(error)
+                self._running.fail(error)  # those of this node
 
     def _fail_due(self, peer: int) -> None:
         """Fails the batches that wait for rows of this peer."""
@@ -561,6 +592,7 @@ def encode_text(text: str) -> Bytes:
 log = logging.getLogger("solar")
 
 LAST_WORDS = 5.0  # seconds that the other ranks have to close, once one does
+MISSED_WORDS = 0.3  # as long, where one of them is gone: then the others know it, too
 
 
 class Exchange:
@@ -571,9 +603,17 @@ class Exchange:
     """
 
     def __init__(
-        self, running: Running, mail: BulkChannel, window: int, letters: Sequence[slice] = (slice(None),)
+        self,
+        running: Running,
+        mail: BulkChannel,
+        window: int,
+        letters: Sequence[slice] = (slice(None),),
+        ended: Callable[[], Sequence[int]] = list,
     ) -> None:
-        """`letters` are the arrays of a batch that travel together: all, or those of one field and of another."""
+        """`letters` are the arrays of a batch that travel together: all, or those of one field and of another.
+
+        `ended` gives the ranks whose processes are known to have ended.
+        """
         assert window >= 1
         self._letters = len(letters)
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
@@ -582,7 +622,7 @@ class Exchange:
         self._waited = 0.0  # seconds, for rows of other ranks alone
         self._travelled = 0.0  # seconds of these while the rows were on their way
         self._traffic: TransferThreads | None = TransferThreads(
-            running, mail, self._underway, letters
+            running, mail, self._underway, letters, ended
         )  # None in a forked process
         _live.add(self)
 
@@ -623,6 +663,7 @@ class Exchange:
         def whole(nap: float) -> Batch | None:
             if self._traffic is None:
                 raise RuntimeError("this run was closed")
+            self._traffic.look()
             return self._underway.whole(number, nap)
 
         def missing() -> str:

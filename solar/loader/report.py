@@ -318,7 +318,7 @@ FOR = {
     "plan": "for the buffer to be planned and made",
     "decode": "for decoding",
     "transform": "for transforms, casts and normalising",
-    "exchange": "for samples from other ranks",
+    "exchange": "for other ranks",
     "device copy": "for the copy to the device",
     "collate": "for collating",
     "dataset": "for the dataset",
@@ -338,7 +338,10 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
         "(num_workers), or in more of them."
     ),
-    "exchange": lambda _: "the rank that reads slowest, or the network, sets the pace; compare the ranks' reports.",
+    "exchange": lambda _: (
+        "the slowest rank sets the pace, by its own steps or by what it reads, or the network between nodes does: "
+        "compare the ranks' reports; a larger `ahead` or buffer is of no use here."
+    ),
     "device copy": lambda _: (
         "hand over fewer bytes (Field's select and dtype), and give the loader device= if it is a GPU."
     ),

@@ -16,6 +16,7 @@ CAUSES = (
     *("storage", "decode", "buffer", "plan", "transform", "exchange"),
     *("device copy", "collate", "dataset", "start"),
 )
+OTHER_WAITS = (("exchange_wait_ns", "exchange"), ("ranks_ns", "exchange"), ("device_wait_ns", "device copy"))
 ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
     "requests", "calls", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits",
@@ -166,7 +167,7 @@ class Stats:
             cause = "buffer"
         if decoding := counts.get("decode_ns", 0):
             share = decoding / (counts.get("read_ns", 0) + decoding)
-        for name, other in (("exchange_wait_ns", "exchange"), ("device_wait_ns", "device copy")):
+        for name, other in OTHER_WAITS:
             if waiting := counts.get(name, 0):
                 waits[other] += (there := min(seconds, waiting / 1e9))
                 seconds -= there

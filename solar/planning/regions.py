@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +12,56 @@ from solar import _native
 from solar.planning.units import Units
 from solar.values import RowPacking
 
+CUT_TOGETHER = 1 << 20  # weights that are added up together, so that what it takes is little
+
 Items = NDArray[np.int32]
 Places = NDArray[np.int64]
 
 
-def homes(units: Units, ranks: int) -> Places:
-    """The first item of each rank's region and the end of the last: whole units, as equal in bytes as they allow."""
-    if units.first is None or units.nbytes is None:
+def homes(units: Units, ranks: int, used: NDArray[np.bool_] | None = None) -> Places:
+    """The first item of each rank's region and the end of the last: whole units, as equal in bytes as they allow.
+
+    Only the units that are `used` count: the first region begins with the first of them, and the last ends with the
+    last. Without it all are.
+    """
+    if used is not None and (used.all() or not used.any()):
+        used = None
+    if used is None and (units.first is None or units.nbytes is None):
         unit = np.arange(ranks + 1, dtype=np.int64) * units.units // ranks
+    else:
+        if units.nbytes is None:
+            assert used is not None
+            weights: NDArray[Any] = used
+        else:
+            weights = units.nbytes if used is None else units.nbytes * used
+        count = units.units
+        begin, end = (0, count) if used is None else (int(used.argmax()), count - int(used[::-1].argmax()))
+        unit = np.array([begin, *np.clip(cut_evenly(weights, ranks), begin, end), end])
+    if units.first is None:
         return np.minimum(unit * units.per_unit, units.samples)
-    ends = np.cumsum(units.nbytes)
-    unit = np.searchsorted(ends, np.arange(1, ranks) * (ends[-1] / ranks), side="left") + 1
-    return units.first[np.concatenate(([0], np.minimum(unit, units.units), [units.units]))]
+    return units.first[unit]
+
+
+def cut_evenly(weights: NDArray[Any], parts: int) -> Places:
+    """Where to cut these so that parts weigh about the same: a part ends with the one that makes it heavy enough."""
+    begins = range(0, len(weights), CUT_TOGETHER)
+    ends = np.cumsum([int(weights[begin : begin + CUT_TOGETHER].sum(dtype=np.int64)) for begin in begins])
+    cuts = np.empty(parts - 1, np.int64)
+    for part in range(1, parts):
+        target = part * (ends[-1] / parts)
+        block = min(int(np.searchsorted(ends, target, side="left")), len(begins) - 1)
+        here = weights[begins[block] : begins[block] + CUT_TOGETHER]
+        before = int(ends[block - 1]) if block else 0
+        place = np.searchsorted(np.cumsum(here, dtype=np.int64) + before, target, side="left")
+        cuts[part - 1] = min(begins[block] + int(place) + 1, len(weights))
+    return cuts
+
+
+def units_of(units: Units, items: NDArray[Any]) -> NDArray[Any]:
+    """The units that these items lie in."""
+    if units.first is None:
+        return items // units.per_unit
+    return np.searchsorted(units.first, items, side="right") - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.planning.pass_uses import PassUses, SampleUses, with_room
 from solar.planning.planned_passes import Piece
-from solar.planning.regions import around, homes
+from solar.planning.regions import around, homes, units_of
 from solar.planning.sweep import SWEEP_BLOCK
 from solar.samples.row_windows import RowWindows
 from solar.values import Transfers
@@ -206,11 +206,13 @@ class Sharing:
     node: int  # on which it is
     balance: str
     exchange: str = ""  # how samples get to other nodes; "": none have to
+    used: Callable[[], SampleUses | None] = lambda: None  # gives each sample that orders may have; None: all there are
 
     @cached_property
     def _homes(self) -> list[Homes]:
         datasets = 1 + max(piece.dataset for piece in self.pieces)
-        return [Homes(self.pieces, number, self.node_of) for number in range(datasets)]
+        used = self.used()
+        return [Homes(self.pieces, number, self.node_of, used) for number in range(datasets)]
 
     def planned(self) -> list[Piece]:
         """What this node plans: its region of each piece."""
@@ -261,23 +263,42 @@ class Sharing:
 
 
 class Homes:
-    """The homes of an H5Dataset's samples: regions of its largest field, node by node."""
+    """The homes of an H5Dataset's samples: regions of its largest field, node by node.
 
-    def __init__(self, pieces: Sequence[Piece], dataset: int, node_of: NDArray[np.int32]) -> None:
+    Where a Subset uses some of the samples, regions are equal in what it uses: else all others would be sent what the
+    first nodes read.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], dataset: int, node_of: NDArray[np.int32], used: SampleUses | None = None
+    ) -> None:
         own = [piece for piece in pieces if piece.dataset == dataset]
         largest = max(own, key=lambda piece: piece.units.total_nbytes)
         self._largest, self._extents = largest.units, largest.extents
         self._seats, self._node_of = seated(node_of)[0], node_of
-        self._bounds = homes(self._largest, len(node_of))
+        self._bounds = homes(self._largest, len(node_of), None if used is None else self._used_units(used, dataset))
+
+    def _used_units(self, used: SampleUses, dataset: int) -> NDArray[np.bool_]:
+        """Which units of the largest field have any of these samples; where samples have several rows, their first."""
+        found = np.zeros(self._largest.units, np.bool_)
+        for begin in range(0, len(used.rows), SWEEP_BLOCK):
+            rows = used.rows[begin : begin + SWEEP_BLOCK]
+            if used.which is not None:
+                rows = rows[used.which[begin : begin + SWEEP_BLOCK] == dataset]
+            found[units_of(self._largest, self._items(rows))] = True
+        return found
+
+    def _items(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Where these samples lie in the largest field, or begin."""
+        lies = rows if self._extents is None else self._extents.rows(rows)[:, 0]
+        return lies if self._largest.item is None else self._largest.item[lies]
 
     def of(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
         """The rank at whose home each of these lies."""
         found = np.empty(len(rows), np.int32)
         for begin in range(0, len(rows), SWEEP_BLOCK):  # so that what it takes does not grow with an epoch
             here = slice(begin, begin + SWEEP_BLOCK)
-            lies = rows[here] if self._extents is None else self._extents.rows(rows[here])[:, 0]
-            items = lies if self._largest.item is None else self._largest.item[lies]
-            found[here] = self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
+            found[here] = self._seats[np.searchsorted(self._bounds[1:-1], self._items(rows[here]), side="right")]
         return found
 
     def of_node(self, piece: Piece, number: int) -> Piece:

@@ -38,12 +38,15 @@ class Node {
   const std::string& name(unsigned rank) const;
   MutableBytes memory() const noexcept;
 
-  // What each rank counts. No count ever decreases.
-  enum class Count { joined, begun, loaded, made };
+  // What each rank counts. No count ever decreases. `reached` are the steps for which it has begun to wait for its reads:
+  // nobody waits for that, so nobody is woken by it.
+  enum class Count { joined, begun, reached, loaded, made };
   void tell(Count count, std::uint64_t value) noexcept;
   // Waits until the count of every rank is at least `value`. Returns false if `limit` passes first. If a rank that is
   // behind has failed, throws its error; if it has left or died, throws Error(read), "rank 3 of 8 is gone: ...".
   bool wait(Count count, std::uint64_t value, std::chrono::nanoseconds limit) const;
+  // Whether the count of every rank is at least `value`.
+  bool all(Count count, std::uint64_t value) const noexcept;
   // Returns the ranks whose count is below `value`.
   std::vector<unsigned> behind(Count count, std::uint64_t value) const;
   // Waits until all ranks begin epoch `number` with a plan of this digest. Epochs are numbered from 0 without gaps.

@@ -45,6 +45,7 @@ struct ReaderStats {
   std::uint64_t bytes_decoded = 0;
   std::uint64_t read_ns = 0;    // summed over threads
   std::uint64_t decode_ns = 0;  // and of encoding, where a buffer packs its rows
+  std::uint64_t ranks_ns = 0;  // that a Run waited for ranks of its node that had not come as far: their loops are slow
 };
 
 // What each count is called, in the order in which they are told.
@@ -52,7 +53,7 @@ struct NamedCount {
   const char* name;
   std::uint64_t ReaderStats::* count;
 };
-inline constexpr std::array<NamedCount, 15> named_counts{{
+inline constexpr std::array<NamedCount, 16> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
     {"calls", &ReaderStats::calls},
@@ -68,6 +69,7 @@ inline constexpr std::array<NamedCount, 15> named_counts{{
     {"bytes_decoded", &ReaderStats::bytes_decoded},
     {"read_ns", &ReaderStats::read_ns},
     {"decode_ns", &ReaderStats::decode_ns},
+    {"ranks_ns", &ReaderStats::ranks_ns},
 }};
 
 inline void add(ReaderStats& sum, const ReaderStats& more) noexcept {

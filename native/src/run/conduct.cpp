@@ -131,8 +131,14 @@ bool Run::Impl::all_have(Node::Count count, std::uint64_t value) {
   return node == nullptr || wait_for_ranks(count, value, [&] { return node->wait(count, value, closing_check); });
 }
 
+// What is waited for a rank that reads is storage; for one that has not come so far, its loop.
 bool Run::Impl::wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there) {
-  while (!there()) {
+  for (;;) {
+    const std::uint64_t begin = now_ns();
+    const bool late = count == Node::Count::begun || !node->all(Node::Count::reached, value);
+    const bool all = there();
+    if (late) counts.ranks_ns += now_ns() - begin;
+    if (all) return true;
     const std::lock_guard lock(mutex);
     if (closing) return false;
     const std::vector<unsigned> behind = node->behind(count, value);
@@ -141,7 +147,6 @@ bool Run::Impl::wait_for_ranks(Node::Count count, std::uint64_t value, const std
     awaited = node->name(behind.front());
     if (behind.size() > 1) awaited += " and " + std::to_string(behind.size() - 1) + " more";
   }
-  return true;
 }
 
 void Run::Impl::count_held() {
@@ -205,6 +210,7 @@ void Run::Impl::note_due(const Making& made) {
 // Puts the batch together. False when it closes.
 bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
   const std::uint64_t begin = now_ns(), hits = done.hits;
+  if (node != nullptr) node->tell(Node::Count::reached, now + 1);
   note_due(made);
   const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
   for (std::size_t p = 0; p < parts.size(); ++p) {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::chrono::milliseconds alive_check(100);  // between looks at whether all are alive
-constexpr std::size_t counts = 4;
+constexpr std::size_t counts = 5;
 constexpr std::size_t kept = 4;  // digests: nobody is more than one epoch before the others
 
 // One for each rank, a page apart from the others; zeros are a beginning.
@@ -154,7 +154,7 @@ void Node::tell(Count count, std::uint64_t value) noexcept {
   auto& told = impl_->line(impl_->rank).told[static_cast<std::size_t>(count)];
   if (told.load(std::memory_order_relaxed) >= value) return;
   told.store(value, std::memory_order_release);
-  impl_->ring();
+  if (count != Count::reached) impl_->ring();
 }
 
 bool Node::wait(Count count, std::uint64_t value, std::chrono::nanoseconds limit) const {
@@ -188,6 +188,12 @@ bool Node::Impl::all_have(Count count, std::uint64_t value) const {
   for (unsigned of = 0; of < ranks() && !all && count == Count::joined; ++of) {
     if (of != rank) check_there(of);
   }
+  return all;
+}
+
+bool Node::all(Count count, std::uint64_t value) const noexcept {
+  bool all = true;
+  for (unsigned of = 0; of < ranks() && impl_->here(); ++of) all = all && impl_->has(of, count, value);
   return all;
 }
 

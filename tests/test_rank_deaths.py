@@ -1,0 +1,101 @@
+"""A rank is killed, on one of several hosts, by each launcher: all others end within seconds, and name it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from deaths_program import BATCH, SAMPLES
+from hosts_kit import NETWORK, ON_HOST, asked_for, on_hosts
+from mpi_kit import mpiexec
+
+_ = asked_for  # a fixture
+
+PROGRAM = str(Path(__file__).with_name("deaths_program.py"))
+SOON = 10.0  # seconds after the kill
+RANKS, HOSTS = 4, 2
+VICTIM = 3  # on the second host
+MOMENTS = ["epoch", "meeting", "planning"]
+
+
+@pytest.fixture(name="place")
+def folder(tmp_path: Path) -> Path:
+    """A folder with a file of samples."""
+    with h5py.File(tmp_path / "scan.h5", "w") as file:
+        file["x"] = np.arange(SAMPLES * 256, dtype="f4").reshape(SAMPLES, 256)
+    assert SAMPLES % (BATCH * RANKS) == 0
+    return tmp_path
+
+
+def by_mpiexec(place: Path, words: list[str]) -> None:
+    ssh = ["-launcher", "ssh", "-launcher-exec", str(ON_HOST), "-hosts", "h1,h2", "-ppn", "2"]
+    on_hosts(place, mpiexec(), *ssh, "-n", str(RANKS), *words, hosts=HOSTS, ends_well=False, seconds=60, **NETWORK)
+
+
+def by_srun(place: Path, words: list[str]) -> None:
+    srun = ["srun", "--mpi=pmi2", "--kill-on-bad-exit=0", "--nodes", str(HOSTS), "--ntasks", str(RANKS), *words]
+    store = {"MASTER_ADDR": "h1", "MASTER_PORT": "21000"}
+    on_hosts(place, *srun, hosts=HOSTS, slurm=True, ends_well=False, seconds=60, **NETWORK, **store)
+
+
+def by_torchrun(place: Path, words: list[str]) -> None:
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(HOSTS),
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
+    line = shlex.join([*run, "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.78.0.1:21000", *words])
+    both = " & ".join(shlex.join([str(ON_HOST), f"h{host + 1}", line]) for host in range(HOSTS))
+    on_hosts(place, "sh", "-c", f"{both} & wait", hosts=HOSTS, ends_well=False, seconds=60)
+
+
+def check(
+    place: Path, start: Callable[[Path, list[str]], None], by: str, moment: str, workers: int, victim: int
+) -> None:
+    """All others have said that this one is gone, and have ended with their launcher."""
+    start(place, [sys.executable, PROGRAM, by, moment, str(victim), str(workers), str(place)])
+    ended, killed = time.time(), float((place / "killed").read_text())
+    said = {one["rank"]: one for one in (json.loads(file.read_text()) for file in place.glob("said.*"))}
+    # A launcher may end others before they can say anything: mpiexec all of them, torchrun those of the same host.
+    host = victim // 2 * 2
+    mute = {by_mpiexec: {*range(RANKS)}, by_torchrun: {host, host + 1}, by_srun: {victim}}[start]
+    assert {*range(RANKS)} - mute <= {*said} <= {*range(RANKS)} - {victim}, said
+    for one in said.values():
+        assert f"rank {victim} of {RANKS} " in one["error"], said
+        assert one["seconds"] - killed < SOON, said
+    assert ended - killed < SOON, ended - killed
+
+
+@pytest.mark.slow(but=["epoch"])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.usefixtures("hosts")
+def test_mpiexec_ends_all_others(moment: str, place: Path) -> None:
+    check(place, by_mpiexec, "mpi", moment, 0, VICTIM)
+
+
+@pytest.mark.slow(but=["epoch-mpi-3", "meeting-mpi-0", "planning-torch-3"])
+@pytest.mark.parametrize(("by", "victim"), [("mpi", VICTIM), ("mpi", 0), ("torch", VICTIM), ("torch", 0)])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.usefixtures("hosts")
+def test_under_srun_all_others_say_who_is_gone_and_end(moment: str, by: str, victim: int, place: Path) -> None:
+    check(place, by_srun, by, moment, 2 if (moment, victim) == ("epoch", VICTIM) else 0, victim)
+
+
+@pytest.mark.slow(but=["epoch-3"])
+@pytest.mark.parametrize("victim", [0, VICTIM])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.usefixtures("hosts")
+def test_under_torchrun_those_of_other_hosts_say_who_is_gone(moment: str, victim: int, place: Path) -> None:
+    check(place, by_torchrun, "torch", moment, 0, victim)
