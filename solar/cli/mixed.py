@@ -31,7 +31,7 @@ class WindowOrSteps(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
-            if "=" in values:
+            if "=" in values or not (values[:1] in tuple("0123456789.") or values == "auto"):  # whose refusal says why
                 namespace.window = [*namespace.window, sample_arguments.parse_window(values)]
             else:
                 namespace.order_window = parse_amount(values)
