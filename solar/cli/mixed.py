@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from solar.cli import planned, sample_arguments
+from solar.cli import jobs, planned, sample_arguments
 from solar.cli.compare import PlannedData, outcome_by_order
 from solar.errors import PlanError
 from solar.io.system import quantities
-from solar.planning.job import Job
+from solar.planning.job import Job, NodePlan
 from solar.planning.spread import REGIONS, Spread, spread_of
 from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks
 from solar.samplers.orders import STRETCH, EpochOrder
@@ -31,7 +31,7 @@ class WindowOrSteps(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
-            if "=" in values:
+            if "=" in values or not (values[:1] in tuple("0123456789.") or values == "auto"):  # whose refusal says why
                 namespace.window = [*namespace.window, sample_arguments.parse_window(values)]
             else:
                 namespace.order_window = parse_amount(values)
@@ -50,8 +50,8 @@ def parse_amount(text: str) -> int | float | str:
         return text
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--order and --block; --window is among the kinds of samples, for fields may have one, too."""
+def add_arguments(parser: argparse.ArgumentParser, *, advising: bool = False) -> None:
+    """--order, --block and, to advise, --spread; --window is among the kinds of samples: fields may have one, too."""
     add = parser.add_argument_group('the order "mixed" of solar.PlanSampler, with its --window').add_argument
     add("--order", choices=["mixed"], help="blocks of neighbours are shuffled, then the samples of each window")
     add(
@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_amount,
         help=f"samples, bytes, or a share of the data: 5%% ({USUAL_BLOCK})",
     )
+    if advising:
+        share = f"of the exact shuffle's, that the window which is advised is to keep ({SPREAD})"
+        add("--spread", metavar="SHARE", type=jobs.share, default=SPREAD, help=share)
     parser.set_defaults(order_window=None)
 
 
@@ -172,8 +175,7 @@ def compare_windows(
     cases: Sequence[PlannedData], job: Job, make: Any, asked: int | float | str | None, keep: float
 ) -> WindowTable:
     """What windows of several sizes would cost; the one that was asked for is among them."""
-    exact = _try_window(cases, job, None)
-    plan, one = outcome_by_order(cases, job, None)[1], cases[0]
+    (exact, plan), one = _try_order(cases, job, None), cases[0]
     whole = sum(case.units.samples * case.units.sample_nbytes for case in cases)
     room = 0 if plan.budget is None else plan.budget.parts * job.nodes
     fits = min(one.samples, int(room * one.samples / max(1, whole)))
@@ -188,17 +190,18 @@ def compare_windows(
     if not mixes:
         by = make(one.samples)
         mixes = {by.facts["window"]: by}
-    tried = [_try_window(cases, job, mixes[window]) for window in sorted(mixes)]
+    tried = [_try_order(cases, job, mixes[window])[0] for window in sorted(mixes)]
     sizes = next(iter(mixes.values())).facts
     return WindowTable(sizes["block"], sizes.get("chunk", 1), fits, exact, tried, keep)
 
 
-def _try_window(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> TriedWindow:
-    outcome, _ = outcome_by_order(cases, job, by)
+def _try_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[TriedWindow, NodePlan]:
+    """What an order costs and how random it is, and the plan of the first node; None: an exact shuffle."""
+    outcome, plan = outcome_by_order(cases, job, by)
     order = replace(cases[0], by=by).order
     step = job.batch * job.world.ranks
     first, second = (order.of(epoch)[: order.samples] for epoch in range(2))
-    return TriedWindow(None if by is None else by.facts["window"], outcome, spread_of(first, second, step))
+    return TriedWindow(None if by is None else by.facts["window"], outcome, spread_of(first, second, step)), plan
 
 
 def windows_as_json(found: WindowTable) -> dict[str, Any]:

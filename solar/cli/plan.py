@@ -93,11 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sample_arguments.add_arguments(parser, mixed.WindowOrSteps)
     argument_types.add_arguments(parser)
-    mixed.add_arguments(parser)
-    parser.add_argument(
-        "--spread", metavar="SHARE", type=jobs.share, default=mixed.SPREAD,
-        help=f"of the exact shuffle's, that the window which is advised is to keep ({mixed.SPREAD})",
-    )  # fmt: skip
+    mixed.add_arguments(parser, advising=True)
     run = parser.add_argument_group("the training")
     run.add_argument("--ranks", metavar="W", type=argument_types.ranks, default=1, help="processes in all (1)")
     run.add_argument(
