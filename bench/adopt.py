@@ -176,7 +176,7 @@ def main() -> None:
         print(f"{name}: {every[name][0]}")
         print(tables.table("way|first epoch, samples/s:|later:|torch, 0 workers = 1:", rows), flush=True)
         for way, first, later in found:
-            records.append(asked.out, {**facts, "load": load, "scene": name, "what": every[name][0], "way": way,
+            records.append(asked.out, {"bench": "adopt", **facts, "load": load, "scene": name, "what": every[name][0], "way": way,
                                        "first": first, "later": later, "quick": asked.quick})  # fmt: skip
 
 
