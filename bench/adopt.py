@@ -175,9 +175,9 @@ def main() -> None:
         rows = [(way, f"{first:,.0f}", f"{later:,.0f}", f"{later / base:.2f}") for way, first, later in found]
         print(f"{name}: {every[name][0]}")
         print(tables.table("way|first epoch, samples/s:|later:|torch, 0 workers = 1:", rows), flush=True)
+        about = {"bench": "adopt", **facts, "load": load, "scene": name, "what": every[name][0], "quick": asked.quick}
         for way, first, later in found:
-            records.append(asked.out, {**facts, "load": load, "scene": name, "what": every[name][0], "way": way,
-                                       "first": first, "later": later, "quick": asked.quick})  # fmt: skip
+            records.append(asked.out, {**about, "way": way, "first": first, "later": later})
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def buffered(found: list[Record]) -> str:
 
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "adopt": tables.adopt,
     "rates": tables.rates, "buffer": buffered, "utilisation": tables.utilisation, "dlio": tables.dlio,
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,

@@ -301,6 +301,15 @@ def loader(found: Iterable[Record]) -> str:
     return table("part|what|measured:|wanted at most:", rows)
 
 
+def adopt(found: Iterable[Record]) -> str:
+    """Samples a second of a Dataset over h5py, in each way that python -m bench.adopt tries."""
+    rows = (
+        (one["what"], one["way"], rate(one["first"]), rate(one["later"]))
+        for one in newest(found, "scene", "way") if not one["quick"]
+    )  # fmt: skip
+    return table("samples|way|first epoch, samples/s:|later:", rows)
+
+
 # --- python -m bench.gpu ----
 
 

@@ -12,6 +12,8 @@ import torch.utils.data
 from carried_kit import SAMPLES, Counting, Generated, as_list, check_resumes, loader, share, take
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from solar.loader.torch_iterators import StateCarrier
+
 # torch warns of more workers than the machine has cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -136,4 +138,4 @@ def test_a_dataset_without_a_state_is_read_by_torchs_own_means(dataset: Any, mon
     assert batches == list(torchs)
     kinds = {type(data).__name__ for _, data in received}
     assert kinds <= {"list", "_IterableDatasetStopIteration"}
-    assert (iterator._worker_init_fn is None) == (dataset is Plain)
+    assert isinstance(iterator._worker_init_fn, StateCarrier) == (dataset is not Plain)

@@ -152,7 +152,8 @@ class AdoptedReads:
         self.counts = CallCounts()
         self.left_alone = ""  # why nothing is read ahead
         self.watching = True  # what is read is noted
-        self._buffer, self._asked_for = buffer, asked_for
+        self._buffer = buffer
+        self._asked_for = asked_for
         self._sources: dict[int, BlockSource] = {}
         self._sample: list[RowsRead] | None = None  # where what is read is noted
         self.lock = threading.RLock()
@@ -298,9 +299,14 @@ class AdoptedReads:
             self.held.forget(source)
         self._sources.clear()
         log.info("%s.__getitem__ reads as torch's loader has it read: %s", self._name, why)
-        if given := self._asked_for:
+
+    def warn_of_no_effect(self) -> None:
+        """Warns once of the arguments that the user gave for reading ahead, where there is none."""
+        if self.left_alone and self._asked_for:
+            given, self._asked_for = self._asked_for, ()
             have = "have" if len(given) > 1 else "has"
-            warnings.warn(f"{' and '.join(given)} {have} no effect over {self._name}: {why}", stacklevel=2)
+            text = f"{' and '.join(given)} {have} no effect over {self._name}: {self.left_alone}"
+            warnings.warn(text, stacklevel=2)
 
     @property
     def _name(self) -> str:
@@ -538,12 +544,13 @@ class AdoptedPass:
             if self._blocks:
                 adopted.release(self._blocks)
                 self._blocks = []
-            if adopted.left_alone:
-                return
             try:
-                self._look_at_what_was_read(kind is StopIteration, failed=kind is not None)
+                if not adopted.left_alone:
+                    self._look_at_what_was_read(kind is StopIteration, failed=kind is not None)
             except Exception as own:
                 adopted.failed(own)
+        if kind is None or kind is StopIteration:  # a warning may be an error, and is to take no other's place
+            adopted.warn_of_no_effect()
 
     def _look_at_what_was_read(self, ended: bool, *, failed: bool) -> None:
         adopted = self.adopted

@@ -298,7 +298,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """Whether the Dataset is one whose reading may be learned; whether it is, shows when it reads."""
         if not self.adopt or os.environ.get("SOLAR_ADOPT") == "0":
             return False
-        return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, NEVER_READ)
+        return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, (*NEVER_READ, H5Dataset))
 
     def _adopted_pass(self, fetcher: Any, passage: EpochPosition) -> AdoptedPass | None:
         """What reads ahead for a Dataset of the user's in this epoch; None: it is read as torch reads it."""
