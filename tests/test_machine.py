@@ -101,3 +101,25 @@ def test_what_the_page_cache_has_no_room_for_is_read_past_it_unless_told(
         np.testing.assert_array_equal(
             rows.start(np.array([7, 999])).wait(), np.arange(100_000).reshape(1000, 100)[[7, 999]]
         )
+
+
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [
+        ({"SLURM_MEM_PER_NODE": "40"}, 40 << 20),
+        ({"SLURM_MEM_PER_CPU": "10", "SLURM_CPUS_ON_NODE": "3"}, 30 << 20),
+        ({"SLURM_MEM_PER_NODE": "0"}, machine.PLENTY),  # all there is
+        ({"SLURM_MEM_PER_NODE": "much", "SLURM_MEM_PER_CPU": "10"}, machine.PLENTY),
+        ({}, machine.PLENTY),
+    ],
+)
+def test_what_slurm_gives_a_job_is_its_memory_without_a_control_group(
+    said: dict[str, str], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in machine.SLURM_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    everything = machine.memory_nbytes()
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert machine.slurm_limit() == limit
+    assert machine.memory_nbytes() == min(everything, limit)

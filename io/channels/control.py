@@ -9,13 +9,13 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
 from solar.errors import PlanError, SolarError
-from solar.io.channels.alive import Watch, gone
-from solar.io.channels.world import detect, distributed_module, mpi_module
+from solar.io.channels.alive import LOOK_EVERY, Watch, gone
+from solar.io.channels.world import detect, distributed_module, mpi_module, place_on_node
 from solar.io.system.waiting import LONGEST_NAP, polling, until, until_others
 from solar.values import World
 
@@ -165,6 +165,23 @@ class Ranks:
         self._post, self._watch = post, Watch(world.rank)
         self._others = () if post is None else range(1, world.ranks) if world.rank == 0 else (0,)
 
+    def connect(self) -> None:
+        """Has all ranks learn whose process ends, on any machine. All call it once, as soon as letters can be sent."""
+        line = None
+        place = place_on_node(self.rank, self.ranks)
+        if place is None or place[1] < self.ranks:  # they may not be on one machine
+            line = self._watch.extend(self.ranks)
+        if self.rank:
+            self._send({"value": None if line is None else line.address()})
+            above = self._received(0)
+            if line is not None and above is not None:
+                line.join(above)
+            return
+        for rank in self._others:
+            address = self._received(rank)
+            found = None if line is None or address is None else line.above(rank, address)
+            self._send({"value": found}, [rank])
+
     @property
     def name(self) -> str:
         """This rank in a message; empty where there is no other."""
@@ -197,9 +214,9 @@ class Ranks:
             with reached():
                 until(polling(lambda: not any(map(needed, self._others))), LETTER_GRACE)
 
-    def _send(self, letter: dict[str, Any]) -> None:
-        """Sends to all others if this is rank 0, else to rank 0."""
-        for rank in self._others:
+    def _send(self, letter: dict[str, Any], to: Iterable[int] | None = None) -> None:
+        """Sends to all others if this is rank 0, else to rank 0; not to those that are gone: MPI stands still there."""
+        for rank in {*(self._others if to is None else to)} - {*self._watch.ended()}:
             assert self._post is not None
             with reached():
                 self._post.send(rank, json.dumps({**letter, "process": self._watch.own}).encode())
@@ -210,6 +227,9 @@ class Ranks:
         letter = until_others(done, what, lambda: whom, GATHER_PATIENCE, level=logging.INFO)  # it may have much to do
         assert letter is not None
         if "left" in letter:
+            ended = until(polling(self._watch.ended), LOOK_EVERY)
+            if ended and ended[0] != rank:  # because of which it has given up
+                raise gone(ended, self.ranks)
             raise SolarError(f"the other ranks cannot be reached: rank {rank} of {self.ranks} has given up")
         self._watch.meet({rank: letter["process"]})
         return letter["value"]
@@ -231,6 +251,7 @@ class MpiRanks(Ranks):
         post = MpiControlChannel(self._mpi)
         super().__init__(detect(), "MPI", post)  # asked again: what MPI says must be what the launcher said
         until_others(polling(post.ready), f"{self.name}the command", str)
+        self.connect()
 
     def give_up(self) -> None:
         sys.stdout.flush()

@@ -19,8 +19,9 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from solar.io.system import lifecycle
@@ -55,17 +56,17 @@ class Lifeline:
         self._token, self._machine = secrets.token_bytes(32), machine
         self._lock = threading.Lock()
         self._gone: dict[int, None] = {}
-        self._came: dict[int, tuple[Address, Address]] = {}  # at rank 0: who came, in that order, and whom it goes to
+        self._came: list[tuple[int, Address]] = []  # at rank 0: itself, and who has come, in that order
+        self._placed: set[int] = set()  # those of them that were told to whom they go
         self._links: dict[socket.socket, Link] = {}
         self._selector = selectors.DefaultSelector()
-        self._listener = open_listener()
+        self._listener = opened(open_listener)
         wakes, sleeps = socket.socketpair()
         for one in (self._listener, sleeps):
             self._selector.register(one, selectors.EVENT_READ)
         self._joined = False
         start_thread("solar-lifeline", listen, weakref.ref(self), self._selector)
         weakref.finalize(self, wakes.close).atexit = False
-        _lines.add(self)
 
     def address(self) -> Address:
         """Where others reach this one."""
@@ -74,13 +75,16 @@ class Lifeline:
 
     def above(self, rank: int, address: Address) -> Address | None:
         """At rank 0: to whom a rank goes that has come. None if it was told before."""
-        if rank in self._came:
+        if rank in self._placed:
             return None
-        places = [(self.rank, self.address()), *((one, there) for one, (there, _) in self._came.items())]
-        over, there = places[len(self._came) // BRANCHES]
-        self._came[rank] = address, there
+        if not self._came:
+            self._came.append((self.rank, self.address()))
+        over, there = self._came[len(self._placed) // BRANCHES]
+        self._placed.add(rank)
+        self._came.append((rank, address))
         near = there["machine"] == address["machine"]
-        return {**there, "rank": over, "at": ["127.0.0.1"] if near else there["at"]}
+        found = {"rank": over, "port": there["port"], "token": there["token"]}
+        return {**found, "at": ["127.0.0.1"] if near else there["at"]}
 
     def join(self, above: Address) -> None:
         """Connects to the rank above, in a thread, for it may not answer."""
@@ -106,17 +110,20 @@ class Lifeline:
     def _connect(self, above: Address) -> None:
         token, tried = bytes.fromhex(above["token"]), []
         for address in above["at"]:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            one = opened(partial(socket.socket, family))
             try:
-                one = socket.create_connection((address, above["port"]), GREETING_PATIENCE)
+                one.settimeout(GREETING_PATIENCE)
+                one.connect((address, above["port"]))
                 one.sendall(GREETING.pack(proof(b"below", token), self.rank))
                 answer = receive_exactly(one, GREETING.size)
                 if hmac.compare_digest(answer, GREETING.pack(proof(b"above", token), above["rank"])):
                     self._keep(one, int(above["rank"]))
                     return
-                one.close()
                 tried.append(f"{address}: somebody else answers")
             except OSError as error:
                 tried.append(f"{address}: {error}")
+            one.close()
         log.warning(
             "rank %d of %d has no connection to rank %d (%s; port %d): if the process of a rank on another machine "
             "ends, this one may wait for it until a deadline; let ranks connect to each other by TCP",
@@ -141,7 +148,7 @@ class Lifeline:
         """Does what a socket that has become readable asks for."""
         if ready is self._listener:
             with suppress(OSError):
-                self._greet(self._listener.accept()[0])
+                self._greet(opened(lambda: self._listener.accept()[0]))
         else:
             self._hear(ready)
 
@@ -203,10 +210,6 @@ class Lifeline:
         if close:
             one.close()
 
-    def forget(self) -> None:
-        """In a forked process: its copies of the connections would hide that its parent has ended."""
-        close_all(self._selector)
-
 
 def listen(line: weakref.ref[Lifeline], selector: selectors.BaseSelector) -> None:
     """The thread of a Lifeline, as long as there is one."""
@@ -241,10 +244,13 @@ def receive_exactly(one: socket.socket, nbytes: int) -> bytes:
 
 def open_listener() -> socket.socket:
     """A socket at which others connect, by IPv4 and IPv6 where there is that."""
+    found = None
     if socket.has_dualstack_ipv6():
         with suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+            found = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    found = found or socket.create_server(("", 0))
+    found.setblocking(False)  # who connected may have gone before it is accepted
+    return found
 
 
 def own_addresses() -> list[str]:
@@ -262,13 +268,23 @@ def own_addresses() -> list[str]:
 
 # --- forks ----
 
-_lines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all there are
+_opening = threading.Lock()
+
+
+def opened(make: Callable[[], socket.socket]) -> socket.socket:
+    """A socket that a forked process will close: its copy would hide that its parent has ended."""
+    with _opening:  # no fork comes between
+        one = make()
+        _sockets.add(one)
+    return one
 
 
 def forget_lines() -> None:
-    for line in list(_lines):
-        line.forget()
-    _lines.clear()
+    for one in list(_sockets):
+        one.close()
+    _sockets.clear()
 
 
+lifecycle.hold_over_fork(_opening)
 lifecycle.after_fork(forget_lines)

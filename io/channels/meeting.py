@@ -8,17 +8,21 @@ soon as they have come to the first meeting, at which each hears where it is to 
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+
+import numpy as np
 
 from solar import __version__
 from solar.errors import PlanError, ReadError, SolarError
@@ -186,7 +190,7 @@ class Meeting:
         mates: dict[int, dict[int, Any]] = {}
         for rank, node in enumerate(node_of):
             mates.setdefault(node, {})[rank] = letters[rank]["own"]
-        common = {"number": self._number, "node_of": node_of, "least": least, "told": self._told["tell"]}
+        common = {"number": self._number, "node_of": pack_nodes(node_of), "least": least, "told": self._told["tell"]}
         processes = [letter["process"] for letter in letters]
         answers = {
             node: json.dumps({**common, "mates": of, "processes": processes_of_node(of, processes)}).encode()
@@ -292,6 +296,19 @@ def nodes_of_ranks(letters: Sequence[Letter]) -> list[int]:
             node[1].add(place)
         nodes.append(node[0])
     return nodes
+
+
+def pack_nodes(node_of: Sequence[int]) -> str:
+    """The node of each rank in few letters, for each rank is told them: launchers place ranks in regular ways."""
+    steps = np.diff(np.array(node_of, "<i4"), prepend=0).astype("<i4")
+    return base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode()
+
+
+def unpack_nodes(packed: str, ranks: int) -> tuple[int, ...]:
+    steps = np.frombuffer(zlib.decompressobj().decompress(base64.b85decode(packed), 4 * ranks), "<i4")
+    if len(steps) != ranks:
+        raise PlanError(f"rank 0 tells the nodes of {len(steps)} ranks, and there are {ranks}")
+    return tuple(np.cumsum(steps).tolist())
 
 
 # --- what is wrong ----
@@ -421,7 +438,7 @@ class Peers:
             raise (ReadError if answer["kind"] == "ReadError" else PlanError)(answer["error"])
         self._watch.meet({int(rank): process for rank, process in answer["processes"].items()})
         mates = {int(rank): own for rank, own in answer["mates"].items()}
-        return MeetingResult(tuple(answer["node_of"]), mates, answer["least"], answer["told"])
+        return MeetingResult(unpack_nodes(answer["node_of"], self.ranks), mates, answer["least"], answer["told"])
 
     def check(self) -> None:
         """ReadError if a process is gone that this one has met."""

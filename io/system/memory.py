@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 PLENTY = 1 << 62  # if no limit is known
+SLURM_MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE")  # megabytes, but for the last
 
 
 MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the process's control groups, and all
@@ -24,7 +26,16 @@ def memory_nbytes() -> int:
     with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
-    return min(total, _group_limit(MEMBERSHIP, GROUPS))
+    return min(total, _group_limit(MEMBERSHIP, GROUPS), slurm_limit())
+
+
+def slurm_limit() -> int:
+    """What `--mem` or `--mem-per-cpu` of Slurm gives a job on this node: not every cluster makes a group of it."""
+    of_node, of_cpu, cpus = (os.environ.get(name, "") for name in SLURM_MEMORY)
+    megabytes = int(of_node) if of_node.isdecimal() else 0  # --mem=0 stands for all
+    if not megabytes and of_cpu.isdecimal() and cpus.isdecimal():
+        megabytes = int(of_cpu) * int(cpus)
+    return megabytes << 20 or PLENTY
 
 
 def page_cache_nbytes() -> int:

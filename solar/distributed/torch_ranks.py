@@ -17,6 +17,7 @@ class TorchRanks(Ranks):
         super().__init__(
             world, "torch.distributed", StoreControlChannel(world.rank, 0)
         )  # a loader's groups count from 1
+        self.connect()
 
     def close(self) -> None:
         super().close()
