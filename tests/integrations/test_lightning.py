@@ -133,6 +133,7 @@ def test_every_option_survives_being_made_anew(numbered: str, made_in_hook: bool
 
     dataset = H5Dataset(numbered, FIELDS)
     options: dict[str, Any] = {
+        "adopt": False,
         "ahead": 9,
         "device_transform": abs,
         "progress": True,
