@@ -14,6 +14,19 @@ import torch.utils.data
 from solar import DataLoader
 
 
+class Around(torch.utils.data.Dataset[Any]):
+    """A Dataset around another, as for the parts of random_split."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
 def kept(samples: Any) -> Any:
     """A collate_fn that hands on what `__getitem__` gave."""
     return samples

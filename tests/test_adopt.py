@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from adopt_kit import answered, compared, draws, epochs_of, kept, seed_all, told
+from adopt_kit import Around, answered, compared, draws, epochs_of, kept, seed_all, told
 from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
@@ -126,17 +126,11 @@ def test_batches_are_torchs_with_the_default_collation(path: str) -> None:
 # --- what a Dataset does with an index ----
 
 
-class Wrapped(Dataset[Any]):
-    """A transform around another Dataset, as for the parts of random_split."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
+class Wrapped(Around):
+    """A transform around another Dataset."""
 
     def __getitem__(self, index: int) -> Any:
-        return [2 * one for one in self.inner[index]]
+        return [2 * one for one in super().__getitem__(index)]
 
 
 class LookedUp(Reading):

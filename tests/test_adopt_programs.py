@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from adopt_kit import answered, compared, kept
+from adopt_kit import Around, answered, compared, kept
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit import settle
@@ -188,17 +188,6 @@ def programs(draw: Any) -> tuple[list[Stored], list[Step], dict[str, Any]]:
     return files, steps, options
 
 
-class _Around(Dataset[Any]):
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
-
-
 def around(data: Any, how: str) -> Any:
     order = data.table
     return {
@@ -206,7 +195,7 @@ def around(data: Any, how: str) -> Any:
         "subset": lambda: Subset(data, order[:30]),
         "concat": lambda: ConcatDataset([data, data]),
         "subset of concat": lambda: Subset(ConcatDataset([data, data]), [2 * one for one in order]),
-        "wrapper": lambda: _Around(Subset(data, order)),
+        "wrapper": lambda: Around(Subset(data, order)),
     }[how]()
 
 

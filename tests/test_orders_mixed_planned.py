@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from kit import settle
-from test_one_door import DISK, SEED, Asked, job, least_of, slowed, summed, tabled, taken, written
+from test_one_door import DISK, SEED, job, least_of, slowed, summed, tabled, written
+from test_orders_planned import EPOCHS, asked, read_as_planned
 from test_together import case
 from test_together import run as run_together
 from test_together import written as written_together
@@ -28,16 +29,11 @@ from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks
 from solar.values import Storage
 
 __all__ = ["slowed"]  # a fixture
-EPOCHS = 3
 LAYOUTS = {"contiguous": 4, "deflate, four samples": 8, "several files": 8}  # and blocks
 
 
 def mixed(data: Any, block: Any, window: Any, seed: int = SEED, **more: Any) -> PlanSampler:
     return PlanSampler(data, 1, 0, seed=seed, order="mixed", block=block, window=window, **more)
-
-
-def asked(layout: str) -> Asked:
-    return Asked(layout, 0.1, 8, None, "planned", EPOCHS, DISK)
 
 
 def plan_of(layout: str, paths: list[str], fields: dict[str, str], share: float) -> tuple[NodePlan, int]:
@@ -63,15 +59,7 @@ def test_the_storage_counts_what_was_planned_for_a_mixed_order(
     data = H5Dataset(far, fields)
     sampler = mixed(data, LAYOUTS[layout], 40)
     with DataLoader(data, 8, sampler=sampler, buffer=memory, epochs=EPOCHS, storage=DISK) as loader:
-        before = mount.counts()
-        taken(loader, EPOCHS)
-        run, stats = loader._buffered.running.counts(), loader.stats()
-        loader._buffered.close()
-        after = mount.counts()
-    requests, nbytes = (after[name] - before[name] for name in ("requests", "bytes"))
-    assert (run["reads"], run["requests"], run["bytes"]) == (wanted.reads, wanted.requests, wanted.bytes)
-    assert nbytes == stats["bytes"] == wanted.bytes
-    assert requests <= wanted.requests + 2 + (after["pieces"] - before["pieces"]) // 20
+        read_as_planned(loader, mount, wanted)
     order = {"order": "--order=mixed", "block": f"--block={LAYOUTS[layout]}", "window": "--window=40"}
     table = tabled(asked(layout), own, fields | order, memory, capsys)
     first, ours = table["first_epoch"], table["policies"]["solar"]

@@ -49,6 +49,20 @@ def loader_of(paths: list[str], fields: dict[str, str], memory: int) -> Any:
     return DataLoader(data, 8, sampler=sampler, buffer=memory, epochs=EPOCHS, storage=DISK)
 
 
+def read_as_planned(loader: Any, mount: Any, wanted: Any) -> dict[str, Any]:
+    """The loader's counts, after so many epochs in which it asked the storage of `mount` for what was planned."""
+    before = mount.counts()
+    taken(loader, EPOCHS)
+    run, stats = loader._buffered.running.counts(), loader.stats()
+    loader._buffered.close()
+    after = mount.counts()
+    requests, nbytes = (after[name] - before[name] for name in ("requests", "bytes"))
+    assert (run["reads"], run["requests"], run["bytes"]) == (wanted.reads, wanted.requests, wanted.bytes)
+    assert nbytes == stats["bytes"] == wanted.bytes
+    assert requests <= wanted.requests + 2 + (after["pieces"] - before["pieces"]) // 20
+    return dict(stats)
+
+
 @pytest.mark.slow(every=3)
 @pytest.mark.parametrize("share", [0.1, 0.4])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -61,15 +75,7 @@ def test_the_storage_counts_what_was_planned_for_weights(layout: str, share: flo
     plan, memory = plan_of(layout, paths, fields, share)
     wanted = summed(plan, EPOCHS)
     with loader_of(paths, fields, memory) as loader:
-        before = mount.counts()
-        taken(loader, EPOCHS)
-        run, stats = loader._buffered.running.counts(), loader.stats()
-        loader._buffered.close()
-        after = mount.counts()
-    requests, nbytes = (after[name] - before[name] for name in ("requests", "bytes"))
-    assert (run["reads"], run["requests"], run["bytes"]) == (wanted.reads, wanted.requests, wanted.bytes)
-    assert nbytes == stats["bytes"] == wanted.bytes
-    assert requests <= wanted.requests + 2 + (after["pieces"] - before["pieces"]) // 20
+        stats = read_as_planned(loader, mount, wanted)
     assert stats["buffer_hits"] == EPOCHS * SAMPLES - wanted.reads > 0  # repeats above all
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import SolarError
-from solar.io.reading.reader import known_of, layout_identity
+from solar.io.reading.reader import known_of, layout_identity, stat_identity
 from solar.io.system import lifecycle
 from solar.values import Layout
 
@@ -198,8 +198,7 @@ def open_dataset(dataset: Any) -> DatasetPlace | None:
     file = dataset.file
     if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
         return None
-    facts = os.fstat(file.id.get_vfd_handle())
-    identity = facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
+    identity = stat_identity(os.fstat(file.id.get_vfd_handle()))
     return DatasetPlace(str(Path(file.filename).absolute()), dataset.name, identity)
 
 

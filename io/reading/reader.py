@@ -77,6 +77,10 @@ def file_identity(path: str) -> tuple[int, ...]:
         facts = os.stat(path)
     except (OSError, ValueError, TypeError):  # a pattern, or what is no path: inspecting it says so
         return ()
+    return stat_identity(facts)
+
+
+def stat_identity(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
 
 

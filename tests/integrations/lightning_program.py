@@ -15,6 +15,13 @@ from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from solar import DataLoader, H5Dataset, PlanSampler
 
 FIELDS = {"i": "i", "x": "x"}
+# What Lightning asks of a newer torch, and what it thinks of the tests' folders and machine; all else is an error.
+WARNINGS = (
+    ".*LeafSpec.*is deprecated:FutureWarning",
+    "Checkpoint directory:UserWarning",
+    "The dirpath:UserWarning",
+    "The `srun` command is available:UserWarning",
+)
 
 
 class Recorder(lightning.LightningModule):

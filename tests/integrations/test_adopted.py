@@ -16,17 +16,9 @@ from solar.loader import adopt
 pytest.importorskip("lightning")
 
 import lightning
-from integrations.lightning_program import Recorder, trainer
+from integrations.lightning_program import WARNINGS, Recorder, trainer
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{text}")
-    for text in (
-        ".*LeafSpec.*is deprecated:FutureWarning",
-        "Checkpoint directory:UserWarning",
-        "The dirpath:UserWarning",
-        "The `srun` command is available:UserWarning",
-    )
-]
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
 
 
 class Numbered(torch.utils.data.Dataset[Any]):

@@ -19,20 +19,11 @@ from solar.values import Storage
 pytest.importorskip("lightning")
 
 import lightning
-from integrations.lightning_program import FIELDS, Indices, Recorder, Validated, trainer
+from integrations.lightning_program import FIELDS, WARNINGS, Indices, Recorder, Validated, trainer
 
 SAMPLES = 53
 
-# What Lightning asks of a newer torch, and what it thinks of these tests' folders and machine; all else is an error.
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{text}")
-    for text in (
-        ".*LeafSpec.*is deprecated:FutureWarning",
-        "Checkpoint directory:UserWarning",
-        "The dirpath:UserWarning",
-        "The `srun` command is available:UserWarning",
-    )
-]
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
 
 
 def planned(dataset: H5Dataset, **options: Any) -> DataLoader[Any]:
