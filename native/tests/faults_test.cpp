@@ -15,13 +15,6 @@ using faults::Fault;
 namespace {
 
 // Faults that end with the test.
-struct Injected {
-  explicit Injected(std::vector<Fault> faults) { faults::inject(std::move(faults)); }
-  ~Injected() { faults::inject({}); }
-  Injected(const Injected&) = delete;
-  Injected& operator=(const Injected&) = delete;
-};
-
 Fault fault(Call call, int code, std::uint64_t times = UINT64_MAX) {
   Fault one;
   one.call = call;

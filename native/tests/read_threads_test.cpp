@@ -4,18 +4,10 @@
 #include <thread>
 
 #include "plans.hpp"
-#include "solar/faults.hpp"
 
 using namespace reads;
 
 namespace {
-
-struct Injected {
-  explicit Injected(faults::Fault fault) { faults::inject({std::move(fault)}); }
-  ~Injected() { faults::inject({}); }
-  Injected(const Injected&) = delete;
-  Injected& operator=(const Injected&) = delete;
-};
 
 std::ptrdiff_t threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
@@ -45,7 +37,7 @@ TEST_CASE("two threads keep as many reads under way as the depth says") {
     Values out(rows.size() * source->row_nbytes());
     Reader::Ticket ticket = 0;
     {
-      const Injected late({.call = faults::Call::read, .path = "contiguous.h5", .delay = 1h});
+      const Injected late({{.call = faults::Call::read, .path = "contiguous.h5", .delay = 1h}});
       ticket = reader.submit(source, rows, out);
       CHECK(soon([&] { return faults::met() >= depth; }));
       std::this_thread::sleep_for(20ms);

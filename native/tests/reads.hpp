@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
 #include "made.hpp"
+#include "solar/faults.hpp"
 #include "solar/file.hpp"
 #include "solar/reader.hpp"
 
@@ -18,6 +21,14 @@ using namespace solar;
 using namespace std::chrono_literals;
 using made::Folder;
 using made::Values;
+
+// Faults for so long.
+struct Injected {
+  explicit Injected(std::vector<faults::Fault> faults) { faults::inject(std::move(faults)); }
+  ~Injected() { faults::inject({}); }
+  Injected(const Injected&) = delete;
+  Injected& operator=(const Injected&) = delete;
+};
 
 inline bool has_uring() {
   try {
