@@ -150,6 +150,6 @@ def test_a_file_that_is_not_in_the_cache_is_not_copied_from_its_mapping(path: st
     rows = Rows(inspect(path, "plain"), page_cache=True)
     if refused := forgotten(path):
         pytest.skip(refused)
-    pending = rows.start(np.array([90, 5]))
-    assert np.array_equal(pending.wait(), VALUES[[90, 5]])
+    pending = rows.start(np.array([90]))  # one: the system reads ahead, so a second may find its bytes in the cache
+    assert np.array_equal(pending.wait(), VALUES[[90]])
     assert pending.counts["bytes_mapped"] == 0 < pending.counts["requests"]
