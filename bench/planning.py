@@ -53,7 +53,7 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
     list(islice(DataLoader(data, BATCH, buffer=0), 4))  # what only the first loader of a process takes
     planned: list[float] = []  # seconds of the planning threads
     epochs = 0
-    plan, told = planned_passes.PlannedPasses.__init__, planned_passes.PlannedPasses.told
+    plan, told = planned_passes.PlannedPasses.__init__, planned_passes.PlannedPasses.scripts
 
     def counted(act: Any, *args: Any, **options: Any) -> Any:
         begin = time.thread_time()
@@ -68,7 +68,7 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
         epochs += len(makers)
 
     planned_passes.PlannedPasses.__init__ = plan_counted  # type: ignore[method-assign]
-    planned_passes.PlannedPasses.told = lambda *args: counted(told, *args)  # type: ignore[method-assign]
+    planned_passes.PlannedPasses.scripts = lambda *args: counted(told, *args)  # type: ignore[method-assign]
     settled()
     before, found = resident_nbytes(os.getpid()), dict[str, Any]()
 

@@ -130,7 +130,7 @@ def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch
 def test_a_plan_of_later_passes_that_fails_is_said_once_and_made_anew(
     dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told, faults = windows.PlannedPasses.told, [True, True]
+    told, faults = windows.PlannedPasses.scripts, [True, True]
 
     def failing(self: windows.PlannedPasses, number: int) -> Any:
         if number and faults:

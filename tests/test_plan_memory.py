@@ -44,7 +44,7 @@ def peak_of(make: Callable[[], Any]) -> float:
 
 def planned(makers: list[Callable[[], PassUses]], pieces: Any, way: RetentionPolicy | None) -> Any:
     window = PlannedPasses(makers, 0, pieces, BUFFER, BATCH, [DISK], [way], way is not None)
-    return window, window.told(0)
+    return window, window.scripts(0)
 
 
 @pytest.mark.parametrize(("epochs", "way"), [(1, None), (4, RetentionPolicy(burst=1 << 16))])

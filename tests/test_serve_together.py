@@ -20,7 +20,7 @@ from solar.planning.sweep import Counts, total
 from solar.samples.source import SampleSource, h5_beneath
 from solar.service.cluster import Cluster, Said
 from solar.service.scheduler import ENTRIES, Scheduler
-from solar.service.served_data import served_data, told_of
+from solar.service.served_data import description_of, served_data
 from solar.service.shared_data import SharedData, open_data
 from solar.service.shared_reader import SharedReader, SharedReaders, memory_parts
 from solar.service.window import Member, Window, WindowShare, fits, in_turn, stretch
@@ -65,7 +65,7 @@ class Wire:
 
 def shared(data: H5Dataset) -> SharedData:
     """What a service makes of what a job tells of these."""
-    values, arrays = told_of(beneath(data))
+    values, arrays = description_of(beneath(data))
     return open_data(values, arrays, {path for one in values for path in one["files"]})
 
 

@@ -238,10 +238,10 @@ def take(descriptor: int) -> tuple[Any, list[NDArray[Any]]]:
         values = json.loads(memory[HANDED_HEAD.size : at].decode())
     except (ValueError, RecursionError):
         raise Fault("what was handed over is no JSON") from None
-    told = [EACH.unpack_from(memory, at + number * EACH.size) for number in range(count)]
+    lengths = [EACH.unpack_from(memory, at + number * EACH.size) for number in range(count)]
     at += count * EACH.size
     arrays: list[NDArray[Any]] = []
-    for name, _, elements in told:
+    for name, _, elements in lengths:
         kind = TYPES.get(name)
         if kind is None or elements > size or at + elements * np.dtype(kind).itemsize > size:
             raise Fault("an array that was handed over is shorter than it says")

@@ -97,12 +97,12 @@ class Lifeline:
         with self._lock:
             return [*self._gone]
 
-    def note(self, ranks: Sequence[int], told_by: socket.socket | None = None) -> None:
+    def note(self, ranks: Sequence[int], sender: socket.socket | None = None) -> None:
         """Notes that these are gone, and tells all others that do not know it."""
         with self._lock:
             news = [rank for rank in ranks if rank not in self._gone and rank != self.rank and 0 <= rank < self.ranks]
             self._gone.update(dict.fromkeys(news))
-            others = [one for one, link in self._links.items() if one is not told_by and link.rank >= 0]
+            others = [one for one, link in self._links.items() if one is not sender and link.rank >= 0]
             for one in others if news else ():
                 with suppress(OSError):  # it is gone as well, which its thread sees
                     one.sendall(b"".join(map(NEWS.pack, news)))

@@ -53,7 +53,7 @@ class MeetingResult:
     node_of: tuple[int, ...]  # of each rank its node; nodes are numbered as their lowest ranks follow each other
     mates: dict[int, dict[str, Any]]  # of each rank on this node, itself too, ascending: what it told as its own
     least: dict[str, int]  # over all ranks
-    told: Any = None  # what rank 0 tells all
+    answer: Any = None  # what rank 0 tells all
 
 
 def letter_of(
@@ -87,23 +87,23 @@ class Meeting:
     """One meeting, as this rank takes part in it."""
 
     def __init__(
-        self, post: ControlChannel, watch: Watch, number: int, ranks: int, told: Letter, seconds: float
+        self, post: ControlChannel, watch: Watch, number: int, ranks: int, letter: Letter, seconds: float
     ) -> None:
         self._post = post
         self._watch = watch
         self._number = number
         self._ranks = ranks
-        self._told = told
+        self._letter = letter
         self._seconds = seconds
         self._longest = longest_nap(ranks)
         self._begun = time.monotonic()
         self._said = False  # that this rank waits
         self._gone: list[int] = []  # ranks of this machine, as rank 0 was told
-        self._came: dict[int, Letter] = {0: told}
+        self._came: dict[int, Letter] = {0: letter}
 
     def report(self, rank: int) -> Letter:
         """The answer of rank 0, to one of the others."""
-        self._send(0, self._told)
+        self._send(0, self._letter)
         look = partial(self._say_waiting, f"rank {rank}", "rank 0 to say that all have come")
         seconds = self._seconds
         try:
@@ -125,7 +125,7 @@ class Meeting:
         if self._gone:
             raise gone(self._gone, self._ranks)
         self._send(0, {"left": f"waited {self._seconds:g} s and gave up"})
-        raise PlanError(late("rank 0, where all ranks meet,", self._told["what"], f"rank {rank}", self._seconds))
+        raise PlanError(late("rank 0, where all ranks meet,", self._letter["what"], f"rank {rank}", self._seconds))
 
     def _heard(self) -> Letter | None:
         """What rank 0 says next; or what it is told: who is gone of this machine. ReadError if it is rank 0."""
@@ -170,7 +170,7 @@ class Meeting:
     def _tell_error(self, error: BaseException) -> None:
         """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
         known = isinstance(error, SolarError)
-        text = str(error) if known else f"rank 0 left the meeting for {self._told['what']}: {type(error).__name__}"
+        text = str(error) if known else f"rank 0 left the meeting for {self._letter['what']}: {type(error).__name__}"
         for rank in range(1, self._ranks):
             self._send(rank, {"error": text, "kind": type(error).__name__})
         waiting = self._came.keys() - {0}
@@ -190,7 +190,7 @@ class Meeting:
         mates: dict[int, dict[int, Any]] = {}
         for rank, node in enumerate(node_of):
             mates.setdefault(node, {})[rank] = letters[rank]["own"]
-        common = {"number": self._number, "node_of": pack_nodes(node_of), "least": least, "told": self._told["tell"]}
+        common = {"number": self._number, "node_of": pack_nodes(node_of), "least": least, "told": self._letter["tell"]}
         processes = [letter["process"] for letter in letters]
         answers = {
             node: json.dumps({**common, "mates": of, "processes": processes_of_node(of, processes)}).encode()
@@ -210,7 +210,7 @@ class Meeting:
                     self._send(rank, {"wait": True})
 
         if not self._until(self._all_came, self._seconds, look):
-            raise PlanError(late(list_ranks(self._missing()), self._told["what"], "rank 0", self._seconds))
+            raise PlanError(late(list_ranks(self._missing()), self._letter["what"], "rank 0", self._seconds))
         self._collect()  # once more: those that came before rank 0 may have left meanwhile
         return [self._came[rank] for rank in range(self._ranks)]
 
@@ -230,7 +230,7 @@ class Meeting:
             while (letter := self._next(rank)) is not None:
                 if "left" in letter:
                     self._came.pop(rank, None)  # it takes no answer
-                    raise PlanError(f"rank {rank} came for {self._told['what']}, and {letter['left']}")
+                    raise PlanError(f"rank {rank} came for {self._letter['what']}, and {letter['left']}")
                 if "gone" in letter:
                     raise gone(letter["gone"], self._ranks)
                 self._came[rank] = letter
@@ -247,7 +247,7 @@ class Meeting:
         self._said = True
         log.warning(
             "%s waits for %s for %s: all ranks must iterate this loader, in the same epoch; it gives up after %g s",
-            who, whom, self._told["what"], self._seconds,
+            who, whom, self._letter["what"], self._seconds,
         )  # fmt: skip
 
     def _send(self, rank: int, letter: Letter) -> None:
@@ -428,10 +428,10 @@ class Peers:
         place, process = place_on_node(self.rank, self.ranks), self._watch.own
         first = self._number == 0 and (place is None or place[1] < self.ranks)  # and all may not be on one machine
         line = self._watch.extend(self.ranks).address() if first else None
-        told = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None, line)
+        letter = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None, line)
         with self._one:
             try:
-                answer = self._met(told, seconds)
+                answer = self._met(letter, seconds)
             except RuntimeError as error:
                 raise self._cut_off(what, error) from error
         if "error" in answer:
@@ -462,13 +462,13 @@ class Peers:
         """What is wrong in a process that has these Peers from its parent."""
         return f"process {os.getpid()} was forked from rank {self.rank}: only that one can meet the others"
 
-    def _met(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _met(self, letter: dict[str, Any], seconds: float) -> dict[str, Any]:
         if self._post is None:
             self._post = posted(self.by, self.rank, self._group)
         if not until(polling(self._post.ready, longest_nap(self.ranks)), seconds):
-            raise PlanError(late(f"some of the {self.ranks} ranks", told["what"], f"rank {self.rank}", seconds))
+            raise PlanError(late(f"some of the {self.ranks} ranks", letter["what"], f"rank {self.rank}", seconds))
         self._number += 1
-        meeting = Meeting(self._post, self._watch, self._number, self.ranks, told, seconds)
+        meeting = Meeting(self._post, self._watch, self._number, self.ranks, letter, seconds)
         return meeting.lead() if self.rank == 0 else meeting.report(self.rank)
 
 

@@ -63,13 +63,13 @@ class Phase:
             return f"{self.what}: {quantities.duration(round(seconds))}{self.guessed}"
         done = min(done, self.all)
         rate = (done - self.before()) / max(seconds, 1e-9)
-        told = [f"{done:,} of {self.all:,} {self.unit}".rstrip()]
+        parts = [f"{done:,} of {self.all:,} {self.unit}".rstrip()]
         if self.unit in ("B", "%"):
-            told = [f"{done / self.all:.0%}", quantities.rate(rate) if self.unit == "B" else ""]
-        told += [self.more()]
+            parts = [f"{done / self.all:.0%}", quantities.rate(rate) if self.unit == "B" else ""]
+        parts += [self.more()]
         if rate > 0 and done < self.all:
-            told.append(f"{quantities.duration(round((self.all - done) / rate) or 1)} left")
-        return f"{self.what}: {', '.join(one for one in told if one)}"
+            parts.append(f"{quantities.duration(round((self.all - done) / rate) or 1)} left")
+        return f"{self.what}: {', '.join(one for one in parts if one)}"
 
 
 _phases: list[Phase] = []  # of the main thread; the last one is shown

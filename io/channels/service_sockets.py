@@ -228,8 +228,8 @@ def may_come(peer: socket.socket, group: int | None) -> bool:
     if peer_of(peer)[2] == group:
         return True
     with suppress(OSError):  # who is in more groups than these bytes tell comes by none of them
-        told = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 1024)
-        return group in memoryview(told).cast("I").tolist()
+        groups = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 1024)
+        return group in memoryview(groups).cast("I").tolist()
     return False
 
 

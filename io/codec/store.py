@@ -30,7 +30,7 @@ from solar.io.channels.control import Ranks
 from solar.io.codec.chunk_values import Pieces
 from solar.io.codec.codec import Codec, parse
 from solar.io.codec.filters import filter_packages, registered
-from solar.io.codec.preparation import Prepared, Progress, Told, codec_as_json, prepare, results_in_order, tasks_ahead
+from solar.io.codec.preparation import Prepared, Progress, Report, codec_as_json, prepare, results_in_order, tasks_ahead
 from solar.io.codec.selection import REST, Codecs, Left, Part
 from solar.io.codec.skeleton import H5_ERRORS, copy_structure
 from solar.io.codec.unfinished import Leftover, Unfinished, leftover, leftovers
@@ -62,7 +62,7 @@ def compress(
     chunk_samples: int | None = None,
     threads: int | None = None,
     force: bool = False,
-    told: Told | None = None,
+    report: Report | None = None,
 ) -> Stored:
     """Writes the file `target`: all of the file `source`, with its samples compressed.
 
@@ -82,7 +82,7 @@ def compress(
     True
     """
     options: dict[str, Any] = {"chunk_samples": chunk_samples, "threads": threads}
-    return write_compressed(source, target, codec, None, force=force, told=told, **options)
+    return write_compressed(source, target, codec, None, force=force, report=report, **options)
 
 
 class Others(Protocol):
@@ -104,7 +104,7 @@ def write_compressed(
     chunk_samples: int | None,
     threads: int | None,
     force: bool,
-    told: Told | None,
+    report: Report | None,
 ) -> Stored:
     """`compress` with the help of other processes."""
     path, out = Path(source), Path(os.path.realpath(target))
@@ -119,16 +119,16 @@ def write_compressed(
         file = after.enter_context(open_file_checked(path))
         pool = ThreadPoolExecutor(threads, "solar-compress")
         after.callback(pool.shutdown, cancel_futures=True)
-        run = _Run(path, out, file, pool, threads, told or no_progress, others)
+        run = _Run(path, out, file, pool, threads, report or no_progress, others)
         head = {"input": run.facts, "settings": _settings(codecs, chunk_samples), "first": 0}
         run.before = _before(out, head, force)
         after.callback(run.let_go)
         if run.before:
-            prepared = _told_before(run.before[0])
+            prepared = _prepared_before(run.before[0])
         else:
             options: dict[str, Any] = {"chunk_samples": chunk_samples, "pool": pool, "threads": threads}
-            with _told_where(path, out):
-                prepared = prepare(str(path), file, codecs, told=run.told, **options)
+            with _naming_files(path, out):
+                prepared = prepare(str(path), file, codecs, report=run.report, **options)
         check_disk(out, prepared)
         return run.write(prepared, head | prepared.as_json(), force)
 
@@ -201,7 +201,7 @@ def _before(out: Path, head: dict[str, Any], force: bool) -> list[Leftover]:
     return found
 
 
-def _told_before(one: Leftover) -> Prepared:
+def _prepared_before(one: Leftover) -> Prepared:
     try:
         return Prepared.of_json(one.head)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -231,7 +231,7 @@ class _Run:
     file: Any
     pool: Executor
     threads: int
-    told: Told
+    report: Report
     others: Others | None
 
     def __post_init__(self) -> None:
@@ -283,7 +283,7 @@ class _Run:
         plan.set_attr_creation_order(root.get_attr_creation_order())
         made = h5py.File(h5py.h5f.create(os.fsencode(unfinished.path), h5py.h5f.ACC_TRUNC, plan))
         try:
-            with _told_where(self.path, self.out):
+            with _naming_files(self.path, self.out):
                 lost = self._fill(made, unfinished, prepared)
                 made.close()
                 self._copy_userblock(unfinished.path)
@@ -296,12 +296,12 @@ class _Run:
     def _fill(self, made: Any, unfinished: Unfinished, prepared: Prepared) -> list[str]:
         copied, to_copy = 0, sum(one.nbytes for one in prepared.left)
 
-        def told(nbytes: int) -> None:
+        def report(nbytes: int) -> None:
             nonlocal copied
             copied += nbytes
-            self.told(Progress("copy", "", min(copied, to_copy), to_copy))
+            self.report(Progress("copy", "", min(copied, to_copy), to_copy))
 
-        lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, told)
+        lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, report)
         self._all = sum(part.nbytes for part in prepared.parts)
         for part in prepared.parts:
             made[part.name].attrs[BOUND_ATTRIBUTE] = np.bytes_(json.dumps(part.promise))
@@ -327,7 +327,7 @@ class _Run:
             self._stored[part.name] += nbytes
             self._done += values
             self._again += values if again else 0
-            self.told(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
+            self.report(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
 
     def _begun(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
         """The chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
@@ -377,7 +377,7 @@ def _nbytes_of(part: Part, first: int, count: int) -> int:
 
 
 @contextmanager
-def _told_where(path: Path, out: Path) -> Iterator[None]:
+def _naming_files(path: Path, out: Path) -> Iterator[None]:
     """Turns the errors of libhdf5 and of the system into ReadError."""
     try:
         yield
@@ -413,7 +413,7 @@ def compress_together(
     chunk_samples: int | None = None,
     threads: int | None = None,
     force: bool = False,
-    told: Told | None = None,
+    report: Report | None = None,
 ) -> Stored | None:
     """`solar.io.codec.store.compress` by all ranks together, with the same arguments. Rank 0 gets the result.
 
@@ -421,7 +421,7 @@ def compress_together(
     """
     if ranks.rank == 0:
         options: dict[str, Any] = {"chunk_samples": chunk_samples, "threads": threads}
-        stored = write_compressed(source, target, codec, _Others(ranks), force=force, told=told, **options)
+        stored = write_compressed(source, target, codec, _Others(ranks), force=force, report=report, **options)
         ranks.tell("done")
         return stored
     task = ranks.tell(None)

@@ -290,12 +290,12 @@ def cache_path(file: str, pattern: str, wanted: list[str], cache: Folder) -> Pat
 
 def write_table(table: GroupTable, out: BinaryIO) -> None:
     """Writes a table as a .npz (io/FORMAT.md)."""
-    told = {
+    header = {
         "identity": table.identity,
         "kinds": [[extent_as_json(one) for one in column.kinds] for column in table.columns],
     }
     arrays: dict[str, Any] = {
-        "told": np.frombuffer(json.dumps(told).encode(), np.uint8),
+        "told": np.frombuffer(json.dumps(header).encode(), np.uint8),
         "names": np.frombuffer(table.names.text, np.uint8),
         "begins": table.names.begins,
     }
@@ -307,12 +307,12 @@ def write_table(table: GroupTable, out: BinaryIO) -> None:
 def _loaded(kept: Path) -> GroupTable:
     try:
         with kept_file(kept) as file, np.load(file, allow_pickle=False) as arrays:  # a CRC-32 of each is checked
-            told = json.loads(arrays["told"].tobytes())
+            header = json.loads(arrays["told"].tobytes())
             columns = [
                 Column([parse_extent(one) for one in kinds], *(arrays[f"{number}.{name}"] for name in COLUMN))
-                for number, kinds in enumerate(told["kinds"])
+                for number, kinds in enumerate(header["kinds"])
             ]
-            nbytes, mtime_ns, inode, ctime_ns = told["identity"]
+            nbytes, mtime_ns, inode, ctime_ns = header["identity"]
             names = GroupNames(arrays["names"].tobytes(), arrays["begins"])
         return GroupTable(names, columns, (nbytes, mtime_ns, inode, ctime_ns))
     except (zipfile.BadZipFile, LookupError, TypeError, EOFError) as error:
@@ -323,8 +323,8 @@ def extent_as_json(one: _native.Dataset) -> dict[str, Any]:
     return {key: value.hex() if isinstance(value, bytes) else value for key, value in one.items()}
 
 
-def parse_extent(told: dict[str, Any]) -> Any:
-    return {key: bytes.fromhex(value) if key in ("datatype", "fill") else value for key, value in told.items()}
+def parse_extent(facts: dict[str, Any]) -> Any:
+    return {key: bytes.fromhex(value) if key in ("datatype", "fill") else value for key, value in facts.items()}
 
 
 # The rows of datasets of many groups as one Layout: "/mol/*/positions".

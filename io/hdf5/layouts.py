@@ -196,7 +196,7 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
 
 def _with_hint(said: str, file: str, name: str) -> str:
     """The error about a name. If the file has no such dataset, it also gives the full paths of similar names."""
-    told, missing, what = said.partition(": there is no ")
+    before, missing, what = said.partition(": there is no ")
     group = said.endswith(": it is a group, not a dataset")
     if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
         return said
@@ -212,7 +212,7 @@ def _with_hint(said: str, file: str, name: str) -> str:
     missed, near, _ = what.partition("; did you mean ")
     if asked in shapes or (near and not nearest(name, shapes)):
         return said
-    return f"{told}{missing}{missed}; {hint(name, shapes, file)}"
+    return f"{before}{missing}{missed}; {hint(name, shapes, file)}"
 
 
 def check_counts(layouts: list[Layout]) -> None:

@@ -36,7 +36,7 @@ def read_together(
     """
     these.meet(f"the metadata of {what}", same, {}, {})
     if these.rank:
-        found = these.meet(f"what is in {what}", {}, {}, {}, METADATA_SECONDS).told
+        found = these.meet(f"what is in {what}", {}, {}, {}, METADATA_SECONDS).answer
         if "error" in found:
             raise _rebuilt(*found["error"])
         return unpacked(receive_sections(these, what, found))

@@ -57,7 +57,7 @@ class Packing:
         """Whether numbers keep the type and value with which they are read."""
         return self.scale is None and self.offset is None and not self.missing and self.dtype == self.seen
 
-    def told(self, instead: float | None) -> tuple[Any, ...]:
+    def parameters(self, instead: float | None) -> tuple[Any, ...]:
         """The arguments for native code (_native.convert)."""
         return (self.work == np.float64, self.wide, self.missing, self.scale, self.offset, instead)
 

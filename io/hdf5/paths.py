@@ -25,7 +25,7 @@ from solar.io.remote.location import listed, place_of
 from solar.io.system.identity import refuse_zarr
 from solar.values import UNVERSIONED, is_url
 
-NAMES_TOLD = 3  # suggestions at most
+SUGGESTIONS = 3  # suggestions at most
 LOOKED_AT = 10_000  # paths compared at most
 LISTED = 20  # datasets listed if no name is near
 LONGEST_PATH = 500  # letters of a path; comparing takes longer the longer they are
@@ -44,10 +44,10 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     ends: dict[str, list[str]] = {}
     for path in paths:
         ends.setdefault(path.rpartition("/")[2], []).append(path)
-    found = [path for end in (last, *difflib.get_close_matches(last, ends, NAMES_TOLD)) for path in ends.get(end, ())]
+    found = [path for end in (last, *difflib.get_close_matches(last, ends, SUGGESTIONS)) for path in ends.get(end, ())]
     # If several end alike, prefer the one whose groups are most like those asked for.
     found.sort(key=lambda path: -difflib.SequenceMatcher(None, asked, path).ratio())
-    return list(dict.fromkeys(found))[:NAMES_TOLD] or difflib.get_close_matches(asked, paths, NAMES_TOLD)
+    return list(dict.fromkeys(found))[:SUGGESTIONS] or difflib.get_close_matches(asked, paths, SUGGESTIONS)
 
 
 def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:

@@ -58,9 +58,9 @@ def encoded_views(layouts: Sequence[Layout]) -> list[Encoded] | str:
 
 def encoded_rows(layout: Layout, stride: int, numbers: dict[bytes, int]) -> Layout:
     raw = math.prod(layout.sample_shape) * layout.dtype.itemsize
-    told = (CODES[layout.dtype.str[1:]], raw & 0xFFFFFFFF, raw >> 32)
+    parameters = (CODES[layout.dtype.str[1:]], raw & 0xFFFFFFFF, raw >> 32)
     tables = (numbers[coding_tables(form.filters[0].values)] for form in layout.forms)
-    forms = tuple(Form((1, stride), (Filter(KEPT_ENCODED, 0, (*told, number)),)) for number in tables)
+    forms = tuple(Form((1, stride), (Filter(KEPT_ENCODED, 0, (*parameters, number)),)) for number in tables)
     return replace(layout, shape=(layout.samples, stride), dtype=np.dtype(np.uint8), forms=forms)
 
 

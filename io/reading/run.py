@@ -42,7 +42,7 @@ class Run(Protocol):
     @property
     def given(self) -> int: ...  # batches that nobody will ask for again
 
-    def append(self, sizes: NDArray[np.int64], told: Sequence[PartScript], parcels: Any) -> None: ...
+    def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: Any) -> None: ...
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]: ...
     def let_go(self, number: int) -> None: ...
     def forget(self, number: int) -> None: ...
@@ -85,10 +85,10 @@ class Running:
             self._run.part(one.source, part.field, *held_natively(one, part))
         _live.add(self)
 
-    def append(self, sizes: NDArray[np.int64], told: Sequence[PartScript], parcels: None = None) -> None:
+    def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: None = None) -> None:
         """Appends a stretch of batches, of so many samples each. Nothing is exchanged, so there are no parcels."""
         assert self._run is not None
-        self._run.append(sizes, [columns(one) for one in told])
+        self._run.append(sizes, [columns(one) for one in scripts])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
@@ -243,9 +243,9 @@ class Asked:
             assert one.source is not None, "only what is read directly is planned"
             self._parts.append(_native.Asked(Engine.get(), scratch, one.source, *held_natively(one, part)))
 
-    def epoch(self, sizes: NDArray[np.int64], told: Sequence[PartScript]) -> tuple[int, int]:
+    def epoch(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript]) -> tuple[int, int]:
         """Those of the next stretch of batches."""
-        made = [one.epoch(sizes, columns(of)) for one, of in zip(self._parts, told, strict=True)]
+        made = [one.epoch(sizes, columns(of)) for one, of in zip(self._parts, scripts, strict=True)]
         return sum(number for number, _ in made), sum(nbytes for _, nbytes in made)
 
 
@@ -262,15 +262,15 @@ def requests_of(rows: Rows, batches: Iterable[NDArray[np.int64]]) -> tuple[int, 
     return requests, nbytes
 
 
-def columns(told: PartScript) -> tuple[Any, ...]:
+def columns(part: PartScript) -> tuple[Any, ...]:
     """A stretch of batches as native code takes it."""
-    script = told.script
+    script = part.script
     rows, starts = script.rows, script.starts
     if isinstance(rows, Listing):
         starts, rows = starts // rows.extents.slots, rows.samples
     return (
-        rows, told.positions, starts, script.last, script.loads, script.ends,
-        script.start, script.start_ends, script.start_due, told.boxes, told.afresh,
+        rows, part.positions, starts, script.last, script.loads, script.ends,
+        script.start, script.start_ends, script.start_due, part.boxes, part.afresh,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ RETRIES = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 STORES = 16  # each keeps its connections open
-LONGEST_TOLD = 300  # characters of what the library says
+LONGEST_QUOTED = 300  # characters of what the library says
 SECRET_LENGTH = 8  # characters from which on a value is no word of a message
 
 
@@ -149,4 +149,4 @@ def printable_url(text: str) -> str:
     text = re.sub(r"(://[^\s\"'#]*#)[^\s\"']+", r"\1...", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
-    return line if len(line) <= LONGEST_TOLD else line[:LONGEST_TOLD] + "..."
+    return line if len(line) <= LONGEST_QUOTED else line[:LONGEST_QUOTED] + "..."

@@ -47,26 +47,26 @@ WRITE_BLOCK = 4 << 20  # of the temporary file, written at a time
 
 IN_MEMORY = {"tmpfs", "ramfs"}
 
-Told = Callable[[str], object]
+Report = Callable[[str], object]
 
 
 def probe(
-    path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, told: Told | None = None
+    path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, report: Report | None = None
 ) -> Profile:
     """The profile of the storage that `path` lies on, measured in about so many seconds: a third of them each round.
 
     In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `told` is
     called with a line of progress now and then.
     """
-    told = told or no_lines
+    report = report or no_lines
     load = load_average()
     with contextlib.ExitStack() as after:
         file = os.fspath(path)
         if Path(file).is_dir():
-            told(f"writing a temporary file of {nbytes:,} bytes in {file}")
+            report(f"writing a temporary file of {nbytes:,} bytes in {file}")
             file = after.enter_context(temporary_file(file, nbytes))
         measured = _File.of(file)
-        rounds = probe_rounds(measured, seconds, told)
+        rounds = probe_rounds(measured, seconds, report)
         measured.drop()
         held = measured.held()  # not before the rates: looking brings in what is looked for
     kind = "an object store or the web" if is_url(file) else file_system(path)
@@ -206,20 +206,22 @@ def _is_held(descriptor: int, offset: int) -> bool:
         return False
 
 
-def probe_rounds(file: _File, seconds: float, told: Told) -> list[tuple[Rate, ...]]:
+def probe_rounds(file: _File, seconds: float, report: Report) -> list[tuple[Rate, ...]]:
     """Returns the rates of each round. A round goes on in the file where the one before ended."""
     places = {nbytes: itertools.cycle(rows_to_read(file, nbytes)) for nbytes in DEPTHS}
     found = []
     for number in range(1, ROUNDS + 1):
 
         def of_round(line: str, number: int = number) -> None:
-            told(f"round {number} of {ROUNDS}: {line}")
+            report(f"round {number} of {ROUNDS}: {line}")
 
         found.append(tuple(measure_rates(file, seconds / ROUNDS, places, of_round)))
     return found
 
 
-def measure_rates(file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], told: Told) -> Iterator[Rate]:
+def measure_rates(
+    file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], report: Report
+) -> Iterator[Rate]:
     """Each size at each depth, until more in flight gains nothing twice."""
     share = seconds / sum(map(len, DEPTHS.values()))
     for nbytes, depths in DEPTHS.items():
@@ -230,7 +232,7 @@ def measure_rates(file: _File, seconds: float, places_of: Mapping[int, Iterator[
                 break  # or the same bytes would be in flight twice
             file.drop()
             rate = (_small_rate if nbytes == SMALL_REQUEST else _large_rate)(file, depth, places, share)
-            told(f"{nbytes:>9,} bytes, {depth:>2} in flight: {rate.per_second:,.0f} requests/s")
+            report(f"{nbytes:>9,} bytes, {depth:>2} in flight: {rate.per_second:,.0f} requests/s")
             yield rate
             in_vain = 0 if rate.per_second > WORTH_MORE_DEPTH * most else in_vain + 1
             most = max(most, rate.per_second)

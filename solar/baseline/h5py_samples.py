@@ -460,7 +460,7 @@ def _read_span(one: Opened, rows: Numbers, out: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class ToldField:
+class FieldSetting:
     """A field of which it is told in which file each sample lies, and, where these differ, how many rows it has."""
 
     name: str
@@ -505,7 +505,7 @@ class ToldField:
 
 
 @dataclass(frozen=True)
-class RowsField(ToldField):
+class RowsField(FieldSetting):
     """Stretches of rows: ragged samples, or rows of a sparse matrix."""
 
     begin: Numbers = field(kw_only=True)  # row of the file, of each sample
@@ -522,7 +522,7 @@ class RowsField(ToldField):
 
 
 @dataclass(frozen=True)
-class MemberField(ToldField):
+class MemberField(FieldSetting):
     """A dataset of each group."""
 
     groups: GroupNames = field(kw_only=True)
@@ -545,7 +545,7 @@ class MemberField(ToldField):
 
 
 @dataclass(frozen=True)
-class VaryingField(ToldField):
+class VaryingField(FieldSetting):
     """Arrays of HDF5's variable-length type."""
 
     def read(self, pieces: H5pyPieces, samples: Numbers, out: Arrays) -> None:

@@ -431,8 +431,8 @@ class LoaderBuffer:
         assert running is not None
         number, self._window = window.next, window
         segment, base = window.segment(number), running.appended
-        told = window.told(number)
-        running.append(window.sizes(number, told), told, segment.parcels)
+        scripts = window.scripts(number)
+        running.append(window.sizes(number, scripts), scripts, segment.parcels)
         self.planned = total([self.planned, *window.counts(number)])
         self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1

@@ -401,10 +401,10 @@ def requests_of_buffer(plan: NodePlan, scratch: int, rows: Sequence[Rows]) -> Ma
     made = []
     for window in plan.windows:
         if window.segments.start == 0:  # a run begins
-            asked = Asked(rows, window.parts(), scratch)
+            index = Asked(rows, window.parts(), scratch)
         for number in window.segments:
-            told = window.told(number)
-            made.append(asked.epoch(window.sizes(number, told), told))
+            scripts = window.scripts(number)
+            made.append(index.epoch(window.sizes(number, scripts), scripts))
     return made
 
 

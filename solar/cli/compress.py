@@ -162,9 +162,9 @@ def compress_file(arguments: argparse.Namespace, codecs: dict[str | None, Codec 
         with (
             ended_in_order(),
             nearby(arguments.source, quiet, arguments.target) as source,
-            shown(quiet or ranks.rank > 0) as told,
+            shown(quiet or ranks.rank > 0) as progress,
         ):
-            how |= {"force": arguments.force, "told": told}
+            how |= {"force": arguments.force, "told": progress}
             if ranks.ranks > 1:
                 return compress_together(ranks, source, arguments.target, codecs, **how)
             return compress(source, arguments.target, codecs, **how)

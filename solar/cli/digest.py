@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts | {"batch": arguments.batch_size, "seed": arguments.seed, "epochs": found}, indent=1))
     else:
         for one in found:
-            told = f"{one['steps']:,} steps, {one['samples']:,} samples, {one['bytes']:,} bytes"
-            print(f"{one['digest']}  epoch {one['epoch']}: {told}")
+            totals = f"{one['steps']:,} steps, {one['samples']:,} samples, {one['bytes']:,} bytes"
+            print(f"{one['digest']}  epoch {one['epoch']}: {totals}")
     return 0
 
 

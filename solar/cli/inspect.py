@@ -248,9 +248,9 @@ def _rows_in_python(found: FoundDataset, layouts: dict[str, Layout]) -> str:
     if not named:
         return ""
     shown = dict(list(zip(keys_of(named), named, strict=True))[:FIELDS_SHOWN])
-    told = {key: field_line(name, named[name]) for key, name in shown.items()}
+    lines = {key: field_line(name, named[name]) for key, name in shown.items()}
     more = f"  # and {quantities.count(len(named) - FIELDS_SHOWN, 'field')} more" if len(named) > FIELDS_SHOWN else ""
-    return dataset_call(found.asked, told) + more
+    return dataset_call(found.asked, lines) + more
 
 
 def compression_advice(asked: str, named: dict[str, Layout], paint: Paint) -> Iterator[str]:

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     where = arguments.output or profile.default_path(arguments.path)
     with ended_in_order():  # so that the temporary file goes
-        told = (lambda line: None) if arguments.json else (lambda line: print(line, flush=True))
-        made = probe(arguments.path, arguments.seconds, arguments.size, told)
+        show_line = (lambda line: None) if arguments.json else (lambda line: print(line, flush=True))
+        made = probe(arguments.path, arguments.seconds, arguments.size, show_line)
     apart = profile.disagreement(made.rounds)
     stored = None if apart and not arguments.anyway else str(where)
     if stored is not None:

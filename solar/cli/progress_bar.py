@@ -35,12 +35,12 @@ def counted(become: Become, what: str, unit: str) -> Callable[[int, int], None]:
     """Takes how many are done, and of how many, and shows that as one Phase."""
     last: list[int] = []
 
-    def told(done: int, of: int) -> None:
+    def count(done: int, of: int) -> None:
         begins, last[:] = not last, [done]
         if begins:
             become(Phase(what, lambda: last[0], of, unit))
 
-    return told
+    return count
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def progress_by(become: Become) -> Callable[[Progress], None]:
     """Takes Progress, and makes a Phase of each new kind of it."""
     newest: list[Progress] = []  # of the kind that is shown
 
-    def told(progress: Progress) -> None:
+    def show(progress: Progress) -> None:
         nonlocal newest
         if newest and newest[0].doing == progress.doing:
             newest[0] = progress
@@ -62,7 +62,7 @@ def progress_by(become: Become) -> Callable[[Progress], None]:
             newest = [progress]
             become(_phase(newest))
 
-    return told
+    return show
 
 
 def _phase(newest: list[Progress]) -> Phase:
@@ -104,7 +104,7 @@ def nearby(given: str, quiet: bool, beside: str | None = None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="solar-") as folder:  # empty where it lies beside
         to = Path(folder, "copy.h5") if beside is None else Path(beside).absolute()
         with ExitStack() as left:
-            with shown(quiet) as told:
-                fetched = local_copy(given, to, lambda done, of: told(Progress("fetch", given, done, of)))
+            with shown(quiet) as progress:
+                fetched = local_copy(given, to, lambda done, of: progress(Progress("fetch", given, done, of)))
                 path = left.enter_context(fetched)
             yield str(path)

@@ -35,8 +35,8 @@ def call(asked: str, fields: Mapping[str, str], more: str = "", most: int = FIEL
 
 def dataset_call(asked: str, fields: Mapping[str, str], more: str = "") -> str:
     """The line that makes a data set of these fields."""
-    told = ", ".join(f"{quoted(key)}: {text}" for key, text in fields.items())
-    return f"H5Dataset({quoted(asked)}, {{{told}}}{f', {more}' if more else ''})"
+    named = ", ".join(f"{quoted(key)}: {text}" for key, text in fields.items())
+    return f"H5Dataset({quoted(asked)}, {{{named}}}{f', {more}' if more else ''})"
 
 
 def keys_of(names: Sequence[str] | Mapping[str, Any]) -> list[str]:

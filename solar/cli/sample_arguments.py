@@ -69,8 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser, window: type[argparse.Action]
         help="so many random rows of each sample, drawn anew in each epoch: /points=4096",
     )  # fmt: skip
     add("--every", metavar="K", type=argument_types.count_argument, help="rows from one place to the next (1)")
-    for word, told in zip(TOLD_BY, ("where parts end", "how long parts are", "in which part each row is"), strict=True):
-        add(f"--{word}", metavar="DATASET", help=f"{told} (each file is one); beside --ragged: samples")
+    for word, meaning in zip(
+        TOLD_BY, ("where parts end", "how long parts are", "in which part each row is"), strict=True
+    ):
+        add(f"--{word}", metavar="DATASET", help=f"{meaning} (each file is one); beside --ragged: samples")
     add("--pad", choices=["edge"], help="every row is a place, and ends come again")
     add(
         "--axis", metavar="DATASET=AXES", action="append", default=[], type=_axis,
@@ -108,10 +110,10 @@ def _pattern(text: str) -> str:
 
 
 def _axis(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, told = text.rpartition("=")
-    if not name or not re.fullmatch(r"-?\d{1,2}(,-?\d{1,2})*", told):
+    name, _, number = text.rpartition("=")
+    if not name or not re.fullmatch(r"-?\d{1,2}(,-?\d{1,2})*", number):
         raise argparse.ArgumentTypeError(f"{text!r} is no axis: give DATASET=AXIS, such as /stack=2, or /u=0,1")
-    return name, tuple(map(int, told.split(",")))
+    return name, tuple(map(int, number.split(",")))
 
 
 def parse_rows(text: str) -> tuple[str, int]:
@@ -140,9 +142,9 @@ def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
 
 def parse_window(text: str) -> tuple[str, tuple[int, ...]]:
     """A dataset's name, and steps: ranges as Python's slices have them, and single ones."""
-    name, _, told = text.rpartition("=")
+    name, _, window = text.rpartition("=")
     steps: list[int] = []
-    for one in told.split(","):
+    for one in window.split(","):
         if not name or not re.fullmatch(r"[+-]?\d{1,9}(:[+-]?\d{1,9}(:[+-]?\d{1,9})?)?", one):
             raise argparse.ArgumentTypeError(f"{text!r} is no window: give DATASET=STEPS, such as /u=-3:1 or /u=0,2,4")
         numbers = [int(number) for number in one.split(":")]
@@ -227,11 +229,13 @@ def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
     other = next(iter(given_arguments(arguments, ("crop", "every", "pad", *OF_CROPS))), next(many, ""))
     if other:
         raise PlanError(f"--{other} beside --ragged, --csr or --groups: a sample is of one kind")
-    told = given_arguments(arguments, RAGGED_BY)
-    if told and not arguments.ragged:
-        raise PlanError(f"--{next(iter(told))} tells how long samples of ragged fields are: give --ragged DATASET, too")
+    named = given_arguments(arguments, RAGGED_BY)
+    if named and not arguments.ragged:
+        raise PlanError(
+            f"--{next(iter(named))} tells how long samples of ragged fields are: give --ragged DATASET, too"
+        )
     try:
-        ragged = {name: Ragged(name, **told) for name in arguments.ragged}
+        ragged = {name: Ragged(name, **named) for name in arguments.ragged}
     except ValueError as error:
         raise PlanError(f"--ragged: {error}") from None
     found = {name: name for name in arguments.dataset} | ragged | {name: CSR(name) for name in arguments.csr}

@@ -213,25 +213,25 @@ def ask_service(path: Path, what: str, owner: int | None) -> dict[str, Any]:
         return service_sockets.ask(peer, path, {"is": what}, ANSWERS[what])[0]
 
 
-def status_lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
-    yield f"{words.printable(str(path))}: {quantities.count(told['files'], 'file')}, {quantities.size(told['memory'])}"
-    if "first_file" in told:  # one that an older version began does not say
-        yield f"  serves {words.printable(told['first_file'])}{' and others' if told['files'] > 1 else ''}"
-    if told["nodes"] > 1:
+def status_lines(path: Path, status: dict[str, Any]) -> Iterator[str]:
+    yield f"{words.printable(str(path))}: {quantities.count(status['files'], 'file')}, {quantities.size(status['memory'])}"
+    if "first_file" in status:  # one that an older version began does not say
+        yield f"  serves {words.printable(status['first_file'])}{' and others' if status['files'] > 1 else ''}"
+    if status["nodes"] > 1:
         others = "  reads together with the services of {} nodes (it is rank {}): sent {:,} samples, received {:,}"
-        yield others.format(told["nodes"], told["node"], told["sent_samples"], told["received_samples"])
+        yield others.format(status["nodes"], status["node"], status["sent_samples"], status["received_samples"])
     yield (
-        f"  read {quantities.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
-        f"{quantities.size(told['handed_bytes'])}, {quantities.size(told['held_bytes'])} held"
+        f"  read {quantities.size(status['read_bytes'])} in {status['requests']:,} requests, handed on "
+        f"{quantities.size(status['handed_bytes'])}, {quantities.size(status['held_bytes'])} held"
     )
-    yield f"  nobody holds back others for more than {quantities.duration(told['slack'])}"
-    if not told["jobs"]:
+    yield f"  nobody holds back others for more than {quantities.duration(status['slack'])}"
+    if not status["jobs"]:
         yield "  no training is there now"
-    for job in told["jobs"]:
+    for job in status["jobs"]:
         state = f"left behind: {job['why']}" if job["why"] else "waits for its next batch" if job["waits"] else "works"
         state += _pace(job)
         yield f"  {words.printable(job['name'])}: batch {job['batches']:,} of {job['told']:,} that it told; {state}"
-    if more := told.get("more_jobs", 0):
+    if more := status.get("more_jobs", 0):
         yield f"  and {quantities.count(more, 'job')} more"
 
 

@@ -224,15 +224,15 @@ def _frames(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]:
         columns = {}  # of each block of numbers
         unread = []
         for items in (one for one in parts if re.fullmatch(r"block\d+_items", last_of(one))):
-            block, told = items.replace("_items", "_values"), _texts(file, layouts[items])
+            block, text = items.replace("_items", "_values"), _texts(file, layouts[items])
             if block in layouts and len(layouts[block].shape) == 2 and words.is_number(layouts[block].dtype):
-                columns[block] = told
+                columns[block] = text
             else:
-                unread += told
+                unread += text
         if not columns:
             continue
         rows = layouts[next(iter(columns))].samples
-        said = "; ".join(f"{last_of(block)} has {', '.join(told[:COLUMNS_SHOWN])}" for block, told in columns.items())
+        said = "; ".join(f"{last_of(block)} has {', '.join(text[:COLUMNS_SHOWN])}" for block, text in columns.items())
         lost = f"; {', '.join(unread)} cannot be read: pandas writes text as Python objects" if unread else ""
         fields = {block: quoted(block) for block in columns}
         yield Shape("table", parts, f"a frame of pandas of {rows:,} rows: {said}{lost}", call(asked, fields))
@@ -261,10 +261,10 @@ def _well(asked: str, layouts: Layouts) -> Iterator[Shape]:
     others = [name for name in fields if name not in chosen]
     left = f"; without {', '.join(others)}, not of all steps" if others else ""
     window = min(WELL_STEPS, steps)
-    told = {name: f"Field({quoted(name)}, axis=(0, 1), steps=range({window}))" for name in chosen}
+    windows = {name: f"Field({quoted(name)}, axis=(0, 1), steps=range({window}))" for name in chosen}
     many = quantities.count(trajectories, "trajectory", "trajectories")
     said = f"windows of {window} steps of {many} of {steps:,}{left}"
-    yield Shape("steps", [*layouts], said, call(asked, told, most=len(told)))
+    yield Shape("steps", [*layouts], said, call(asked, windows, most=len(windows)))
 
 
 # --- a file, a sample ----
@@ -309,7 +309,7 @@ PLACE_NAMES = re.compile(r"(^|_)(ends?|indptr|ptr|offsets?|stops?)$")
 ID_NAMES = re.compile(r"(^|_)(ids?|keys?|episode|event|run|traj|trajectory|sequence|patient)(_?(ids?|index|number))?$")
 
 
-class PartsTold(NamedTuple):
+class PartsFound(NamedTuple):
     """Parts of other datasets that a dataset tells."""
 
     name: str
@@ -335,8 +335,8 @@ def shapes_of(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]
     left = {name: one for name, one in layouts.items() if name not in taken and one.reader != "none" and one.shape}
     found += _varying(asked, left)
     numbers = {name: one for name, one in left.items() if words.is_number(one.dtype) and one.nbytes}
-    for told in telling_datasets(files[0], left, numbers):
-        found += _of_parts(asked, told, {name: one for name, one in numbers.items() if name != told.name})
+    for parts in telling_datasets(files[0], left, numbers):
+        found += _of_parts(asked, parts, {name: one for name, one in numbers.items() if name != parts.name})
     found += key_columns(asked, files[0], left, numbers, _parts_of(found))
     return [*found, *volume_shapes(asked, numbers)]
 
@@ -382,7 +382,7 @@ def _varying(asked: str, layouts: Layouts) -> Iterator[Shape]:
 # --- parts told by a dataset ----
 
 
-def telling_datasets(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsTold]:
+def telling_datasets(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsFound]:
     """The datasets whose values make parts of others' rows."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     for name, one in numbers.items():
@@ -392,7 +392,7 @@ def telling_datasets(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[
         name for name in small if layouts[name].dtype.kind in "iu" and any(n > rows_of(layouts[name]) for n in by_rows)
     ]
     for name in sorted(ints, key=lambda name: not _by_name(name))[:GLANCES]:
-        yield from parts_told(name, column_values(file, layouts[name]), by_rows)
+        yield from find_parts(name, column_values(file, layouts[name]), by_rows)
     ids = [
         name
         for name in small
@@ -402,14 +402,14 @@ def telling_datasets(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[
         values = column_values(file, layouts[name])
         runs = np.diff(np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1], [True]))))
         if 1 < len(runs) <= len(values) // 2 and len(runs) == len(np.unique(values)):
-            yield PartsTold(name, "ids", len(runs), int(runs.max()), len(values))
+            yield PartsFound(name, "ids", len(runs), int(runs.max()), len(values))
 
 
 def _by_name(name: str) -> bool:
     return bool(PLACE_NAMES.search(last_of(name)) or LENGTH_NAMES.search(last_of(name)))
 
 
-def parts_told(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str]]) -> Iterator[PartsTold]:
+def find_parts(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str]]) -> Iterator[PartsFound]:
     """What these values tell, if they do: where parts end, or how long they are."""
     if len(values) < 2 or values.dtype.kind not in "iu" or int(values.min()) < 0:
         return
@@ -417,11 +417,11 @@ def parts_told(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[s
     named = _by_name(name) or bool((sizes[1:] > 0).all())  # numbers of atoms, say, often ascend a little
     if named and last in by_rows and last > len(values) and (sizes >= 0).all():
         for word, doubt in _first_means(name, len(values), by_rows) if not values[0] else [("ends", "")]:
-            yield PartsTold(name, word, len(values) - (word == "indptr"), int(sizes.max()), last, doubt)
+            yield PartsFound(name, word, len(values) - (word == "indptr"), int(sizes.max()), last, doubt)
         return
     total = int(values.sum(dtype=object))
     if total in by_rows and total > len(values) and LENGTH_NAMES.search(last_of(name)):
-        yield PartsTold(name, "lengths", len(values), int(values.max()), total)
+        yield PartsFound(name, "lengths", len(values), int(values.max()), total)
 
 
 def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -> list[tuple[str, str]]:
@@ -441,24 +441,24 @@ def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -
     return [("indptr", "if its first 0 stands before them"), ("ends", "if its first 0 is the end of an empty part")]
 
 
-def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
+def _of_parts(asked: str, found: PartsFound, numbers: Layouts) -> Iterator[Shape]:
     """The parts as samples, and windows that lie within them."""
-    rows = [name for name, one in numbers.items() if rows_of(one) == told.rows]
-    group = told.name.rpartition("/")[0]
-    beside = [name for name, one in numbers.items() if rows_of(one) == told.parts and name.rpartition("/")[0] == group]
-    by = f"{told.word}={quoted(told.name)}"
-    parts = f"the {told.parts:,} parts that {told.name} tells{f' {told.doubt}' if told.doubt else ''}"
-    ragged = {name: _ragged(name, by) for name in same_group(rows, told.name)}
+    rows = [name for name, one in numbers.items() if rows_of(one) == found.rows]
+    group = found.name.rpartition("/")[0]
+    beside = [name for name, one in numbers.items() if rows_of(one) == found.parts and name.rpartition("/")[0] == group]
+    by = f"{found.word}={quoted(found.name)}"
+    parts = f"the {found.parts:,} parts that {found.name} tells{f' {found.doubt}' if found.doubt else ''}"
+    ragged = {name: _ragged(name, by) for name in same_group(rows, found.name)}
     labels = {name: field_line(name, numbers[name]) for name in beside}
     if all(name in labels or _is_rows_of_numbers(numbers[name]) for name in ragged):
         fields = dict([*ragged.items(), *labels.items()][:FIELDS_SHOWN])
-        yield Shape("ragged", [told.name], f"{parts}, each a sample", call(asked, fields))
-    if told.longest < 2 or (told.doubt and told.word == "ends"):  # an empty part has no windows
+        yield Shape("ragged", [found.name], f"{parts}, each a sample", call(asked, fields))
+    if found.longest < 2 or (found.doubt and found.word == "ends"):  # an empty part has no windows
         return
-    steps = f"range({min(CLIP_STEPS, told.longest)})"
-    windows = {name: f"Field({quoted(name)}, steps={steps})" for name in same_group(rows, told.name)}
+    steps = f"range({min(CLIP_STEPS, found.longest)})"
+    windows = {name: f"Field({quoted(name)}, steps={steps})" for name in same_group(rows, found.name)}
     within = f"Windows({by.replace('indptr=', 'ends=')})"
-    yield Shape("windows", [told.name], f"windows within {parts}", call(asked, windows, f"samples={within}"))
+    yield Shape("windows", [found.name], f"windows within {parts}", call(asked, windows, f"samples={within}"))
 
 
 def key_columns(asked: str, file: str, layouts: Layouts, numbers: Layouts, taken: set[str]) -> Iterator[Shape]:

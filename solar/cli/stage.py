@@ -60,20 +60,20 @@ def run(arguments: argparse.Namespace) -> int:
     far = fill_stage(layouts, tier, arguments.quiet)
     stored = quantities.size(sum(one.stored_nbytes for one in layouts))
     print(f"{words.printable(arguments.file)}: {stored} stored, {quantities.size(far)} of it read from afar now")
-    if told := tier_warnings(tier):
-        print(told, file=sys.stderr)
-    return 1 if told else 0
+    if warnings := tier_warnings(tier):
+        print(warnings, file=sys.stderr)
+    return 1 if warnings else 0
 
 
 def fill_stage(layouts: list[Layout], tier: Tier, quiet: bool) -> int:
     """Reads all samples by way of the Tier; the bytes that came from afar."""
     whole, done, far = sum(one.nbytes for one in layouts), 0, 0
-    with ended_in_order(), shown(quiet) as told:
+    with ended_in_order(), shown(quiet) as progress:
         for layout in layouts:
             for pending in read_in_order(layout, tier):
                 done += pending.nbytes
                 far += pending.counts["bytes_read"] - pending.counts["stage_bytes"]
-                told(Progress("stage", layout.name, done, whole))
+                progress(Progress("stage", layout.name, done, whole))
     return far
 
 

@@ -217,8 +217,8 @@ def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
         label, *facts = (fact.ljust(width) for fact, width in zip(rows[name], widths, strict=True))
         padded, one = facts.pop(), member[0]
         reader = paint(READER_COLOURS[one.reader], one.reader) + padded[len(one.reader) :]
-        told = show.in_detail or _worth_words(one)
-        why = "" if told or not one.reason else paint("dim", words.printable(f"({one.reason})"))
+        shows_details = show.in_detail or _worth_words(one)
+        why = "" if shows_details or not one.reason else paint("dim", words.printable(f"({one.reason})"))
         line = [
             paint("bold", label),
             *facts,
@@ -229,7 +229,7 @@ def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
             why,
         ]
         yield paint("dim", indent + stem) + "  ".join(part for part in line if part).rstrip()
-        if told:
+        if shows_details:
             yield from advice_lines(one, paint("dim", indent + under), len(indent) + 3, paint)
 
 

@@ -158,8 +158,8 @@ def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, bec
         for name in inputs:
             how: dict[str, Any] = {"pool": pool, "threads": threads, "told": progress_by(become)}
             source = AsStored(task.path, file, task.fields[name], asked, **how)
-            told = counted(become, f"taking gradients for {len(asked)} bounds on {name}", "batches")
-            yield bound_search.measure(task, states, name, source, asked, arguments.batches, told)
+            progress = counted(become, f"taking gradients for {len(asked)} bounds on {name}", "batches")
+            yield bound_search.measure(task, states, name, source, asked, arguments.batches, progress)
 
 
 # --- what is asked ----

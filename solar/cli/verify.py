@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if is_url(arguments.target or ""):
         raise PlanError(f"{public(arguments.target)}: OUT is a file here; copy it to a local disk first")
     quiet = arguments.quiet or arguments.json
-    with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as told:
-        found = verify(source, arguments.target, threads=arguments.threads, told=told)
+    with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as progress:
+        found = verify(source, arguments.target, threads=arguments.threads, report=progress)
     if isinstance(found, Verified) and not arguments.no_store:
         store_verdict(arguments.target, found)
     if arguments.json:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from solar.buffer.buffer_size import Size, in_bytes
-from solar.device.finish import Told
+from solar.device.finish import RowFacts
 from solar.errors import PlanError
 from solar.io.system import memory as machine
 from solar.io.system.quantities import size
@@ -42,7 +42,7 @@ class DeviceCache:
         self._lock, self._closed = threading.Lock(), False
         self._nbytes, self._device, self._stats = nbytes, device, stats
         self._rows: list[Tensor] | None = None  # of each field, as words
-        self._told: list[Told | None] = []
+        self._facts: list[RowFacts | None] = []
         self._room = self._used = self._taken = 0  # samples, samples, bytes
         self._slot_of = np.full(samples, -1, np.int32)
 
@@ -62,7 +62,7 @@ class DeviceCache:
             rows = self._take(hosts) if self._rows is None else self._rows
             came = names[slots < 0]
             new = self._new(came)
-            yield PendingRows(rows, self._told, slots, new, self._used)
+            yield PendingRows(rows, self._facts, slots, new, self._used)
             self._slot_of[came[new]] = self._used + np.arange(len(new), dtype=np.int32)
             self._used += len(new)
             self._stats.kept(len(new), 0, int((slots >= 0).sum()))
@@ -89,7 +89,7 @@ class DeviceCache:
             torch.empty(shape, dtype=_word(nbytes), device=self._device)
             for shape, nbytes in zip(shapes, each, strict=True)
         ]
-        self._told = [None] * len(hosts)
+        self._facts = [None] * len(hosts)
         self._taken = self._room * sum(each)
         self._stats.kept(0, self._taken, 0)
         return self._rows
@@ -99,7 +99,7 @@ class DeviceCache:
         with self._lock:
             if not self._closed:
                 self._stats.kept(-self._used, -self._taken, 0)
-            self._closed, self._rows, self._told = True, [], []
+            self._closed, self._rows, self._facts = True, [], []
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self.process == os.getpid():
@@ -109,8 +109,8 @@ class DeviceCache:
 class PendingRows:
     """A batch that is put together on the device, from rows that came and rows that are there."""
 
-    def __init__(self, rows: list[Tensor], told: list[Told | None], slots: Slots, new: Array, first: int) -> None:
-        self._rows, self._told, self._samples = rows, told, len(slots)
+    def __init__(self, rows: list[Tensor], facts: list[RowFacts | None], slots: Slots, new: Array, first: int) -> None:
+        self._rows, self._facts, self._samples = rows, facts, len(slots)
         self._kept = slice(first, first + len(new))
         self._here, self._came, self._new = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0), new
         self._slots = slots[self._here].astype(np.int64)
@@ -125,33 +125,33 @@ class PendingRows:
         """What `indices` is on the device."""
         self._at = torch.split(indices, self._lengths)
 
-    def joined(self, there: Tensor, told: Told | None) -> tuple[Tensor, Told | None]:
+    def joined(self, there: Tensor, facts: RowFacts | None) -> tuple[Tensor, RowFacts | None]:
         """The whole batch of the next field, of which `there` came, and what is known of it. Some of it is kept."""
         number = next(self._numbers)
         rows, (slots, here, came, new) = self._rows[number], self._at
-        if told is not None:
-            told = self._known(number, told, len(rows))
+        if facts is not None:
+            facts = self._known(number, facts, len(rows))
         if not rows.shape[1]:
-            return there.new_empty((self._samples, *there.shape[1:])), told
+            return there.new_empty((self._samples, *there.shape[1:])), facts
         words = as_words(there, rows.dtype)
         if len(self._new):
             rows[self._kept] = words.index_select(0, new) if len(new) else words
         if not len(slots):
-            return there, told
+            return there, facts
         found = rows.index_select(0, slots)
         if len(came):
             whole = words.new_empty((self._samples, words.shape[1]))
             whole.index_copy_(0, came, words)
             found = whole.index_copy_(0, here, found)
-        return found.view(torch.uint8).view(there.dtype).view(self._samples, *there.shape[1:]), told
+        return found.view(torch.uint8).view(there.dtype).view(self._samples, *there.shape[1:]), facts
 
-    def _known(self, number: int, told: Told, room: int) -> Told:
-        kept = self._told[number]
+    def _known(self, number: int, facts: RowFacts, room: int) -> RowFacts:
+        kept = self._facts[number]
         if kept is None:
-            kept = self._told[number] = np.empty(room, told.dtype)
-        kept[self._kept] = told[self._new]
-        whole = np.empty(self._samples, told.dtype)
-        whole[self._came], whole[self._here] = told, kept[self._slots]
+            kept = self._facts[number] = np.empty(room, facts.dtype)
+        kept[self._kept] = facts[self._new]
+        whole = np.empty(self._samples, facts.dtype)
+        whole[self._came], whole[self._here] = facts, kept[self._slots]
         return whole
 
 

@@ -306,10 +306,10 @@ def _once(act: Callable[[], Any]) -> Callable[[], Any]:
 
 def make_on_device(there: Tensor, host: Tensor, how: DeviceFinish, joining: PendingRows | None) -> Tensor:
     """What is made on the device of rows that came there, and of those that stayed."""
-    told = how.told(host)
+    facts = how.facts(host)
     if joining is not None:
-        there, told = joining.joined(there, told)
-    return how(there, told)
+        there, facts = joining.joined(there, facts)
+    return how(there, facts)
 
 
 def _to(part: Any, form: DeviceForm) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solar.device.finish import Told, as_signed
+from solar.device.finish import RowFacts, as_signed
 from solar.io.reading.encoded import Encoded
 
 if TYPE_CHECKING:
@@ -33,51 +33,53 @@ class Decoding:
         self._shape, self._device, self._dtype = view.shape, device, out or own
         self._by = [Decoder(own, view.shape, tables or None, device, self._dtype) for tables in view.tables]
 
-    def told(self, host: Tensor) -> Told:
+    def facts(self, host: Tensor) -> RowFacts:
         """What is to be known of rows to decode them, one by one. CodecError for a damaged one."""
         stored = host.numpy()
-        told = np.empty(len(stored), HEAD_DTYPE)
-        told["length"] = chunk_lengths(stored)
-        told["number"] = np.ascontiguousarray(stored[:, -4:]).view("<u4")[:, 0]
-        for number in np.unique(told["number"]).tolist():
-            here = np.flatnonzero(told["number"] == number)
+        facts = np.empty(len(stored), HEAD_DTYPE)
+        facts["length"] = chunk_lengths(stored)
+        facts["number"] = np.ascontiguousarray(stored[:, -4:]).view("<u4")[:, 0]
+        for number in np.unique(facts["number"]).tolist():
+            here = np.flatnonzero(facts["number"] == number)
             rows = stored if len(here) == len(stored) else stored[here]
-            heads = self._by[number].inspect(rows, told["length"][here], checked=True)  # by native code, in the reading
+            heads = self._by[number].inspect(
+                rows, facts["length"][here], checked=True
+            )  # by native code, in the reading
             for name in ("tiles", "values", "twice", "dense"):
-                told[name][here] = getattr(heads, name)
-            told["set"][here] = np.minimum(heads.sets, INSIDE)
-        return told
+                facts[name][here] = getattr(heads, name)
+            facts["set"][here] = np.minimum(heads.sets, INSIDE)
+        return facts
 
-    def __call__(self, rows: Tensor, told: Told) -> Tensor:
+    def __call__(self, rows: Tensor, facts: RowFacts) -> Tensor:
         """The samples of the rows, of which `told` is known."""
-        numbers = told["number"]
+        numbers = facts["number"]
         made = torch.empty((len(rows), *self._shape), dtype=self._dtype, device=self._device)
         if (numbers == numbers[:1]).all():
-            self._alike(rows, told, made)
+            self._alike(rows, facts, made)
             return made
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
             there = torch.from_numpy(here).to(self._device)
             part = torch.empty((len(here), *self._shape), dtype=self._dtype, device=self._device)
-            self._alike(rows[there], told[here], part)
+            self._alike(rows[there], facts[here], part)
             as_signed(made)[there] = as_signed(part)
         return made
 
-    def _alike(self, rows: Tensor, told: Told, made: Tensor) -> None:
+    def _alike(self, rows: Tensor, facts: RowFacts, made: Tensor) -> None:
         """Decodes rows whose chunks may ask for the same tables."""
-        if len(told):
-            self._by[int(told["number"][0])].decode(rows, told["length"], inspect_rows(told), made)
+        if len(facts):
+            self._by[int(facts["number"][0])].decode(rows, facts["length"], inspect_rows(facts), made)
 
 
-def inspect_rows(told: Told) -> Heads:
+def inspect_rows(facts: RowFacts) -> Heads:
     """What the decoder is told of these rows together."""
     from solar.device.kernels import Heads
 
-    sets = told["set"].copy()
+    sets = facts["set"].copy()
     inside = np.flatnonzero(sets == INSIDE)
     sets[inside] += np.arange(len(inside), dtype=sets.dtype)  # they have tables each
-    most = {name: int(told[name].max()) for name in ("tiles", "values")}
-    return Heads(**most, twice=bool(told["twice"].any()), dense=bool(told["dense"].any()), sets=sets)
+    most = {name: int(facts[name].max()) for name in ("tiles", "values")}
+    return Heads(**most, twice=bool(facts["twice"].any()), dense=bool(facts["dense"].any()), sets=sets)
 
 
 def chunk_lengths(rows: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -13,16 +13,16 @@ from solar.values import Layout
 
 Tensor = torch.Tensor
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-Told = NDArray[Any]  # what the host knows of rows, an element of each
+RowFacts = NDArray[Any]  # what the host knows of rows, an element of each
 
 
 class Decode(Protocol):
     """Makes samples of rows of bytes on the device."""
 
-    def told(self, host: Tensor) -> Told:
+    def facts(self, host: Tensor) -> RowFacts:
         """What the host must know of the rows."""
 
-    def __call__(self, rows: Tensor, told: Told) -> Tensor: ...
+    def __call__(self, rows: Tensor, facts: RowFacts) -> Tensor: ...
 
 
 class DeviceFinish:
@@ -54,19 +54,19 @@ class DeviceFinish:
         """Whether rows are decoded, for which the host looks at them first."""
         return self._decode is not None
 
-    def told(self, host: Tensor) -> Told | None:
+    def facts(self, host: Tensor) -> RowFacts | None:
         """What is to be known of a tensor before it is finished on the device, where there is anything."""
         if self._decode is None:
             return None
-        return self._decode.told(host[None] if self._single else host)
+        return self._decode.facts(host[None] if self._single else host)
 
-    def __call__(self, tensor: Tensor, told: Told | None) -> Tensor:
+    def __call__(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:
         """What is made of the tensor on the device, of which `told` is known."""
-        return self._of_batch(tensor[None], told)[0] if self._single else self._of_batch(tensor, told)
+        return self._of_batch(tensor[None], facts)[0] if self._single else self._of_batch(tensor, facts)
 
-    def _of_batch(self, tensor: Tensor, told: Told | None) -> Tensor:
-        if self._decode is not None and told is not None:
-            tensor = self._decode(tensor, told)
+    def _of_batch(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:
+        if self._decode is not None and facts is not None:
+            tensor = self._decode(tensor, facts)
         if self._field is None or self._dtype is None:
             return tensor
         stored, tensor = tensor.dtype, as_signed(tensor)

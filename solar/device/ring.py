@@ -180,7 +180,7 @@ SLOTS = 2  # of pinned memory for what is copied there: one is filled while the 
 ADOPTED_FROM = 64 << 10  # bytes; smaller ones are copied in no time
 TENSOR_ALIGNMENT = 64  # bytes, at a multiple of which each tensor begins in a slot
 
-_told = threading.Event()  # that there is no pinned memory: said once
+_warned = threading.Event()  # that there is no pinned memory: said once
 
 
 class PinnedPool:
@@ -275,9 +275,9 @@ def pin_memory(streams: Streams, nbytes: int) -> Tensor | None:
 
 
 def _tell(nbytes: int, error: RuntimeError) -> None:
-    if _told.is_set():
+    if _warned.is_set():
         return
-    _told.set()
+    _warned.set()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
     log.warning(

@@ -641,12 +641,12 @@ class Exchange:
         """Whether what went wrong was more than one batch's: nothing comes any more."""
         return self._underway.fatal is not None
 
-    def append(self, sizes: NDArray[np.int64], told: Sequence[PartScript], parcels: Transfers) -> None:
+    def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: Transfers) -> None:
         """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
         assert (len(sizes), self._letters) == (len(parcels.sizes), parcels.letters)
         assert np.all(sizes >= parcels.sizes)
         base = self._running.appended
-        self._running.append(sizes, told)
+        self._running.append(sizes, scripts)
         sent, come, firsts = parcels.sent, parcels.come, np.arange(len(sizes) + 1) * parcels.letters
         sent_at, come_at = np.searchsorted(sent[:, 0], firsts), np.searchsorted(come[:, 0], firsts)
         self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))

@@ -323,8 +323,8 @@ def _seed(accelerator: Any, loader: DataLoader[Any]) -> int:
     seed = getattr(accelerator.dataloader_config, "data_seed", None)
     if seed is None:
         seed = torch.initial_seed() if generator is None else generator.initial_seed()
-    told = [int(seed) % 2**63]  # the epoch is added, and torch takes 64 bits
-    return int(broadcast_object_list(told)[0]) if accelerator.num_processes > 1 else told[0]
+    seeds = [int(seed) % 2**63]  # the epoch is added, and torch takes 64 bits
+    return int(broadcast_object_list(seeds)[0]) if accelerator.num_processes > 1 else seeds[0]
 
 
 def _remainder(loader: DataLoader[Any], ranks: int, step: int) -> int:

@@ -236,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self._buffered = ServedBuffer(named, *of_buffer)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._engine_told = False
+        self._engine_logged = False
         self._warn_of_no_effect()
         found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
         if not isinstance(found, str) and self._making(found).in_processes:
@@ -248,22 +248,24 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         data, batch = facts.get("dataset"), facts.get("batch_size")
         sampler = facts.get("batch_sampler" if batch is None else "sampler")
         by = "" if sampler is None or type(sampler) is SequentialSampler else f"sampler=<{type(sampler).__name__}>"
-        told = [str(data) if isinstance(data, H5Dataset) else f"<{type(data).__name__}>", f"batch_size={batch}"]
-        told.append("shuffle=True" if type(sampler) is RandomSampler else by)
+        parts = [str(data) if isinstance(data, H5Dataset) else f"<{type(data).__name__}>", f"batch_size={batch}"]
+        parts.append("shuffle=True" if type(sampler) is RandomSampler else by)
         for name, default in DEFAULTS.items():
             value = facts.get(name, default)
             if value is not default and value != default:
-                told.append(f"{name}={value!r}" if isinstance(value, PLAIN) else f"{name}=<{type(value).__name__}>")
-        return f"{type(self).__name__}({', '.join(filter(None, told))})"
+                parts.append(f"{name}={value!r}" if isinstance(value, PLAIN) else f"{name}=<{type(value).__name__}>")
+        return f"{type(self).__name__}({', '.join(filter(None, parts))})"
 
     def _warn_of_no_effect(self) -> None:
         given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
         if self._may_adopt():  # whether these have an effect shows later
             given = [name for name in given if name not in ADOPTED or (name == "ahead" and self.num_workers > 0)]
         if given and isinstance(found := h5_beneath(self.dataset), str):
-            told = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+            named = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
             have = "have" if len(given) > 1 else "has"
-            warnings.warn(f"{told} {have} no effect: torch's own loader makes these batches, for {found}", stacklevel=3)
+            warnings.warn(
+                f"{named} {have} no effect: torch's own loader makes these batches, for {found}", stacklevel=3
+            )
 
     def check_worker_number_rationality(self) -> None:
         """Warns, as torch does, of more processes than the machine has cores, where processes are started."""
@@ -275,7 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         found = h5_beneath(self.dataset)
-        if not self._engine_told:
+        if not self._engine_logged:
             self._tell_engine(found)
         if isinstance(found, str) and self.balance in ("equal", "uneven"):
             raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
@@ -328,10 +330,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return self._course
 
     def _tell_engine(self, found: SampleSource | str) -> None:
-        self._engine_told = True
+        self._engine_logged = True
         if isinstance(found, str):
-            told = ", each of which reads ahead what it asks h5py for" if self.num_workers and self._may_adopt() else ""
-            log.info("torch's own engine with num_workers=%d%s: %s", self.num_workers, told, found)
+            adopting = (
+                ", each of which reads ahead what it asks h5py for" if self.num_workers and self._may_adopt() else ""
+            )
+            log.info("torch's own engine with num_workers=%d%s: %s", self.num_workers, adopting, found)
             return
         log.info(
             "native engine: %s, %d threads, %s batches ahead%s",
@@ -393,15 +397,15 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         from solar.loader.report import Report
 
-        found = h5_beneath(self.dataset) if self._engine_told else ""
+        found = h5_beneath(self.dataset) if self._engine_logged else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
         if isinstance(found, str):
             said = self._stats.report(buffer=buffer, counts=self._course.counts())
             more = "" if self._adopted is None else self._adopted.report()
             return Report.of(f"{said}\n{more}", said.epochs) if more else said
         share, counts = self._buffered.share(found), self._course.counts()
-        told = (self._buffered.served, self._buffered.foreseen)
-        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *told)
+        foreseen = (self._buffered.served, self._buffered.foreseen)
+        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *foreseen)
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
 
     def _order_facts(self) -> dict[str, Any]:

@@ -55,12 +55,12 @@ def _picture(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
         lines.append(f'<text x="{LEFT - 6}" y="{top + HEIGHT - 3}" text-anchor="end">{number}</text>')
         for name, took in (("computing", one["busy_seconds"]), *one["wait_seconds"].items()):
             if took > 0:
-                told = escape(
+                title = escape(
                     f"epoch {number}: {duration(took)} {'of ' if name == 'computing' else 'waiting for '}{name}"
                 )
                 lines.append(
                     f'<rect x="{left:.1f}" y="{top}" width="{took * scale:.1f}" height="{HEIGHT}" '
-                    f'fill="{colours[name]}"><title>{told}</title></rect>'
+                    f'fill="{colours[name]}"><title>{title}</title></rect>'
                 )
                 left += took * scale
     bottom, place = len(epochs) * (HEIGHT + 4) + HEIGHT, LEFT
@@ -109,10 +109,10 @@ def report(
     waited = sum(totals["wait_seconds"].values())
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {waiting_line(totals, waited)}" if waited else "")
-    told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory, "served": served}
-    told["foreseen"] = foreseen
-    told["with_buffer"] = f" {buffer}" if buffer else ""
-    said = (_amounts(told), _by_source(counts or {}), *epoch_table(epochs, served), *_times(told, waited))
+    facts = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory, "served": served}
+    facts["foreseen"] = foreseen
+    facts["with_buffer"] = f" {buffer}" if buffer else ""
+    said = (_amounts(facts), _by_source(counts or {}), *epoch_table(epochs, served), *_times(facts, waited))
     return "\n".join(line for line in said if line)
 
 

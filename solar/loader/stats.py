@@ -61,7 +61,7 @@ class Stats:
             self._waits = dict.fromkeys(CAUSES, 0.0)
             self._first: dict[str, Any] | None = None
             self._latest: deque[dict[str, Any]] = deque(maxlen=ROWS - 1)
-            self._told = self._so_far()  # when the epoch before ended
+            self._counted = self._so_far()  # when the epoch before ended
             self._whole = False
 
     def epoch(self) -> None:
@@ -72,7 +72,7 @@ class Stats:
 
     def _end_epoch(self) -> None:
         self._epochs += 1
-        row, self._told, self._whole = self._row(), self._so_far(), False
+        row, self._counted, self._whole = self._row(), self._so_far(), False
         if self._first is None:
             self._first = row
         else:
@@ -86,7 +86,7 @@ class Stats:
 
     def _row(self) -> dict[str, Any]:
         """The counts since the previous epoch ended."""
-        now, before = self._so_far(), self._told
+        now, before = self._so_far(), self._counted
         waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
         return {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
 

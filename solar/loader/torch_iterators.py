@@ -40,11 +40,11 @@ def fetcher_states(fetcher: Any) -> dict[str, Any]:
     return states | {"ended": True} if states and getattr(fetcher, "ended", False) else states
 
 
-def restore_iterator(fetcher: Any, told: dict[str, Any]) -> None:
+def restore_iterator(fetcher: Any, states: dict[str, Any]) -> None:
     """Restores the iterator's state, after the fetcher was made. The dataset's own state is restored before."""
-    if "iterator" in told:
-        fetcher.dataset_iter.load_state_dict(told["iterator"])
-    if "ended" in told:
+    if "iterator" in states:
+        fetcher.dataset_iter.load_state_dict(states["iterator"])
+    if "ended" in states:
         fetcher.ended = True
 
 
@@ -79,26 +79,26 @@ class StateCarrier:
     Else it leaves everything as torch made it. `told` are the states in which the workers begin.
     """
 
-    def __init__(self, users: Callable[[int], None] | None, told: list[bytes | None]) -> None:
+    def __init__(self, users: Callable[[int], None] | None, states: list[bytes | None]) -> None:
         self._users = users
-        self._told = told
+        self._states = states
 
     def __call__(self, worker: int) -> None:
         if self._users is not None:
             self._users(worker)
-        pickled = self._told[worker]
-        told: dict[str, Any] = _unpickled(pickled) or {}
+        pickled = self._states[worker]
+        states: dict[str, Any] = _unpickled(pickled) or {}
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
         torchs: Callable[..., Any] = _DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, of: Any, *options: Any) -> Any:
             if of is not dataset:  # it belongs to a loader inside this dataset
                 return torchs(kind, of, *options)
-            if "dataset" in told:
-                dataset.load_state_dict(told["dataset"])
+            if "dataset" in states:
+                dataset.load_state_dict(states["dataset"])
             fetcher = torchs(kind, of, *options)
-            restore_iterator(fetcher, told)
-            told.clear()  # persistent workers come here again for the next epoch
+            restore_iterator(fetcher, states)
+            states.clear()  # persistent workers come here again for the next epoch
             return _Fetcher(fetcher, worker) if stateful_parts(fetcher) else fetcher
 
         _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
@@ -134,9 +134,9 @@ class WorkerStates:
     They are plain values in a loader's state, and pickled in here. None: a worker that has sent nothing yet.
     """
 
-    def __init__(self, workers: int, told: dict[str, Any], own: bool, lasting: bool) -> None:
-        self.next: int = told.get("next", 0)
-        self.handed_out = [_pickled(states) for states in told.get("workers", [None] * workers)]
+    def __init__(self, workers: int, initial: dict[str, Any], own: bool, lasting: bool) -> None:
+        self.next: int = initial.get("next", 0)
+        self.handed_out = [_pickled(states) for states in initial.get("workers", [None] * workers)]
         self._received = list(self.handed_out)  # is ahead of what was handed out
         self.given = [0] * workers  # batches that each worker gave in this epoch and that were handed out
         self.last = 0  # the worker that gave the last of them
@@ -176,8 +176,8 @@ class WorkerStates:
 
     def _again(self) -> list[dict[str, Any] | None]:
         """The states before a new iterator is made of the datasets."""
-        told = [_unpickled(pickled) or {} for pickled in self._received]
-        last = [states.get("dataset", states.get("iterator")) if self._own else None for states in told]
+        newest = [_unpickled(pickled) or {} for pickled in self._received]
+        last = [states.get("dataset", states.get("iterator")) if self._own else None for states in newest]
         return [None if state is None else {"dataset": state} for state in last]
 
 
@@ -217,7 +217,7 @@ class _Counted(_BaseDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         self._course = loader._course
         loaded = self._course.pending
-        self._told_parts = _told_parts(loaded or {}, loader.num_workers)
+        self._loaded_states = _worker_states(loaded or {}, loader.num_workers)
         self._given: list[int] = (loaded or {}).get("given", [])  # batches of each worker, before it was resumed
         self._stats = loader._stats
         self._device_transform = loader.device_transform
@@ -275,7 +275,7 @@ class _Counted(_BaseDataLoaderIter):
 
     def _passed_over(self, batches: int) -> list[int]:
         """How many batches of each worker, or of all, are read again: an iterable dataset may have no state."""
-        if self._dataset_kind != _DatasetKind.Iterable or self._told_parts or not batches:
+        if self._dataset_kind != _DatasetKind.Iterable or self._loaded_states or not batches:
             return []
         log.warning(
             "%s goes on without a state: the %d batches handed out before are read again and passed over; "
@@ -308,7 +308,7 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._adopted = loader._adopted_pass(self._dataset_fetcher, self.passage)
-        restore_iterator(self._dataset_fetcher, self._told_parts)
+        restore_iterator(self._dataset_fetcher, self._loaded_states)
         self.passage.parts = partial(begin_states, self._dataset_fetcher)
         if self._dataset_kind == _DatasetKind.Iterable:
             self.passage.given = self.passage.all_batches
@@ -325,8 +325,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
             return super()._next_of_torch(passage)
 
     def _restore(self, loader: Any) -> None:
-        if "dataset" in self._told_parts:
-            loader.dataset.load_state_dict(self._told_parts["dataset"])
+        if "dataset" in self._loaded_states:
+            loader.dataset.load_state_dict(self._loaded_states["dataset"])
 
 
 class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
@@ -340,7 +340,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         own = has_state(loader.dataset)
         # Only the worker, which makes the iterator, can see whether that has a state.
         self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
-        self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
+        self._carried = WorkerStates(loader.num_workers, self._loaded_states, own, loader.persistent_workers)
         self._adopting = None if own else loader._adopting_workers()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -389,7 +389,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
 
 
-def _told_parts(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
+def _worker_states(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
     """The dataset's own states in a loaded state, if the number of processes is the same."""
     parts = dict(loaded.get("parts", {}))
     before = len(parts.get("workers", []))

@@ -135,7 +135,7 @@ class Workers:
         if wanted.context is None:
             fork_server.taken(__name__)
         # Logging it takes a thread: none may be started beside a fork.
-        with nullcontext() if forked else _told_if_slow(wanted.count):
+        with nullcontext() if forked else _log_if_slow(wanted.count):
             processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=REDUCERS)
         if wanted.persistent:
             self._kept = processes
@@ -156,7 +156,7 @@ class Workers:
 
 
 @contextmanager
-def _told_if_slow(count: int) -> Iterator[None]:
+def _log_if_slow(count: int) -> Iterator[None]:
     """Logs a line if the block takes long."""
     said = "still starting processes (%d) for transform and collation: torch is imported for them, once for the program"
     timer = threading.Timer(SLOW, log.info, (said, count))

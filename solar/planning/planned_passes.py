@@ -176,24 +176,24 @@ class PlannedPasses:
             found.append(total(Counts(*_native.direct(native, *page, plan.terms.gap)) for page in pages(of)))
         return found
 
-    def told(self, number: int) -> list[PartScript]:
+    def scripts(self, number: int) -> list[PartScript]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
         pairs = zip(self.pieces, self.plans, strict=True)
-        told = [part_script(piece, segment, plan.script(number)) for piece, plan in pairs]
+        scripts = [part_script(piece, segment, plan.script(number)) for piece, plan in pairs]
         if self._in_blocks:
-            told = self._in_places(segment, told)
+            scripts = self._in_places(segment, scripts)
         if segment.elsewhere is not None:
-            told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
-        return told
+            scripts += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
+        return scripts
 
-    def sizes(self, number: int, told: Sequence[PartScript]) -> NDArray[np.int64]:
+    def sizes(self, number: int, scripts: Sequence[PartScript]) -> NDArray[np.int64]:
         """The places that the memory of each batch has, for the piece that needs most."""
         own = self.segment(number).sizes
         if not self._in_blocks:
             return own
         places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
-        for piece, one in zip(self.pieces, told, strict=True):
+        for piece, one in zip(self.pieces, scripts, strict=True):
             assert one.positions is not None, "each use of a block, and beside blocks, has its place"
             starts = one.script.starts
             if len(one.positions) and int(one.positions.min()) < 0:  # some go to other ranks' batches
@@ -202,11 +202,11 @@ class PlannedPasses:
         most: NDArray[np.int64] = np.maximum.reduce([own, *places])
         return most
 
-    def _in_places(self, segment: PassUses, told: Sequence[PartScript]) -> list[PartScript]:
+    def _in_places(self, segment: PassUses, scripts: Sequence[PartScript]) -> list[PartScript]:
         """The same with the place of each use: a batch has the blocks of one data set behind those of another."""
         taken: dict[int, NDArray[np.int64]] = {}
         found = []
-        for piece, one in zip(self.pieces, told, strict=True):
+        for piece, one in zip(self.pieces, scripts, strict=True):
             starts = one.script.starts
             if not piece.in_places:
                 found.append(one if one.positions is not None else one._replace(positions=number_in_steps(starts)))

@@ -329,8 +329,8 @@ class SamplerState:
 
     def base_seed(self, drawn: int) -> int:
         """The seed of workers and transforms: the loaded one, that of persistent workers, or torch's new draw."""
-        told = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
-        seed = drawn if told is None else int(told)
+        saved = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
+        seed = drawn if saved is None else int(saved)
         if self._persistent:
             self.lasting_base_seed = seed
         return seed
@@ -343,19 +343,19 @@ class SamplerState:
         passage.epoch = self.epoch
         if self._last is not None and self._last.finished:
             self.stride = max(0, passage.epoch - self._last.epoch)
-        order, told = passage.order, None
+        order, saved = passage.order, None
         if loaded is not None and loaded is self.pending:
             self.pending = None
             if loaded["epoch"] == self.epoch or not loaded["begun"]:
-                told = loaded["order"]
-        if loaded is None or told is None:
+                saved = loaded["order"]
+        if loaded is None or saved is None:
             passage.repeat = self._next_repeat()
             order.begin(self._last.order if self._last is not None else None)
             batches = order.start() if fresh is None else fresh
         else:
             passage.resume(loaded)
-            passage.repeat = loaded["repeat"] if told.get("epoch", loaded["epoch"]) == self.epoch else 0
-            batches = order.resume(told, *passage.before) if loaded["begun"] else order.start_foretold(told)
+            passage.repeat = loaded["repeat"] if saved.get("epoch", loaded["epoch"]) == self.epoch else 0
+            batches = order.resume(saved, *passage.before) if loaded["begun"] else order.start_foretold(saved)
         self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
         return batches
 
@@ -396,11 +396,11 @@ class SamplerState:
             drawn = self.lasting_base_seed
             if passage is not None and not passage.begun:
                 drawn = passage.base_seed
-            base_seed, told = self.order().foretell(None if self._last is None else self._last.order, drawn)
+            base_seed, saved = self.order().foretell(None if self._last is None else self._last.order, drawn)
             state["repeat"] = self._next_repeat()
             if passage is not None and passage.finished:
                 state["epoch"] = max(self.epoch, passage.epoch + 1)
-            state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
+            state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": saved}
             if passage is not None and (parts := passage.parts(not passage.finished)):
                 state["parts"] = parts
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
@@ -414,8 +414,8 @@ class SamplerState:
             # The state of a finished epoch names the next one. The training loop tells the sampler that epoch.
             # If it has done so already, that stays.
             if state["begun"] or self.epoch != state["epoch"]:
-                told = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
-                self.set_epoch(int(told))
+                saved = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
+                self.set_epoch(int(saved))
             self._epoch = int(state["epoch"])
         self.newest, self.lasting_base_seed = None, None
         self.pending = state or None
@@ -435,7 +435,7 @@ class SamplerState:
                 f"the state is of a loader whose order is {state['order']['kind']}; this one's is {order.kind}: "
                 "make it with the same sampler and shuffle"
             )
-        check_order(state["order"], order.told_by_all)
+        check_order(state["order"], order.saved_keys)
         if "gaps" in state:
             check_gaps_of(order)
 

@@ -88,10 +88,10 @@ def drawing(sampler: RandomSampler) -> dict[str, Any]:
     return {"replacement": sampler.replacement, "draws": sampler.num_samples}
 
 
-def check_drawing(sampler: RandomSampler, told: dict[str, Any]) -> None:
+def check_drawing(sampler: RandomSampler, saved: dict[str, Any]) -> None:
     for name, value in drawing(sampler).items():
-        if told[name] != value:
-            raise PlanError(f"the state is of a RandomSampler with {name}={told[name]}; this loader's has {value}")
+        if saved[name] != value:
+            raise PlanError(f"the state is of a RandomSampler with {name}={saved[name]}; this loader's has {value}")
 
 
 Array = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]  # of 32 bits where that is enough
@@ -150,7 +150,7 @@ class IndexStream:
     """
 
     kind = "none"
-    told_by_all: tuple[str, ...] = ()  # the keys that `tell` gives for every order of this kind
+    saved_keys: tuple[str, ...] = ()  # the keys that `tell` gives for every order of this kind
     exhausted = False  # drawn to its end
     as_arrays = False  # if the samples are known beforehand, index batches are arrays instead of lists
     guessed = False  # its later passes follow from what the training does
@@ -196,14 +196,14 @@ class IndexStream:
         """
         return draw_torch_seed(copy_generator(self.generator)) if base_seed is None else base_seed, self.tell(None)
 
-    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+    def prepare(self, saved: dict[str, Any], drawn: bool) -> None:
         """Called for a predicted pass before torch's draws. `drawn`: these were made when it was predicted."""
 
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+    def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
         """All index batches of a predicted pass. Makes the same draws from the generators as `start`."""
-        return self.resume(told, 0, 0)
+        return self.resume(saved, 0, 0)
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         """The index batches after the first `samples`; if the user's sampler cuts them, after the first `batches`."""
         return islice(self.start(), batches, None)
 

@@ -98,8 +98,8 @@ def _made_of(dataset: H5Dataset) -> str:
     fields = mapped(dataset.layouts, lambda _: next(said))
     by = [field for field in map(str, leaves(dataset.fields)) if field != "None"]
     made = "" if dataset.transform is None else f", transform {getattr(dataset.transform, '__name__', 'given')}"
-    told = str(fields).replace("'", "") if isinstance(fields, dict | list | tuple) else str(fields)
-    return ", ".join([told, *by]) + made
+    text = str(fields).replace("'", "") if isinstance(fields, dict | list | tuple) else str(fields)
+    return ", ".join([text, *by]) + made
 
 
 def _shape(layout: Layout, own: Any) -> str:

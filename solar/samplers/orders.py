@@ -51,7 +51,7 @@ class EpochOrder:
         made.setflags(write=False)
         return made
 
-    def told(self, seed: int, epoch: int) -> dict[str, Any]:
+    def saved_facts(self, seed: int, epoch: int) -> dict[str, Any]:
         """What of it a state says, beside seed and epoch: as JSON, short however large it is."""
         digest = self.digest or digest_of(self.whole(seed, epoch))
         return {"by": self.kind, **self.facts, "digest": digest, "num_samples": self.length}

@@ -57,7 +57,7 @@ class ShuffledByGenerator(IndexStream):
 
     kind = "shuffled by generator"
     draws = True
-    told_by_all = ("seed", "replacement", "draws", "passes", "state")
+    saved_keys = ("seed", "replacement", "draws", "passes", "state")
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
@@ -91,24 +91,24 @@ class ShuffledByGenerator(IndexStream):
         passes = {"passes": list(self._passes), "state": self._state}
         return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
 
-    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
-        generator = self._replayed(told, begun=False)
+    def prepare(self, saved: dict[str, Any], drawn: bool) -> None:
+        generator = self._replayed(saved, begun=False)
         if drawn:
-            self._draw_base(generator, sum(told["passes"]))
+            self._draw_base(generator, sum(saved["passes"]))
         self.sampler.generator.set_state(generator.get_state())
 
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        self._passes, self._state = list(told["passes"]), digest(self.sampler.generator)
+    def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
+        self._passes, self._state = list(saved["passes"]), digest(self.sampler.generator)
         return self.start()  # for `prepare` has put the generator in its place
 
     def start(self) -> Iterator[Any]:
         return self._drawn_after(0) if self.as_arrays else super().start()
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        check_drawing(self.sampler, told)
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, saved)
         generator = self.sampler.generator
-        generator.set_state(self._replayed(told, begun=True).get_state())
-        self._passes, self._state = list(told["passes"]), told["state"]
+        generator.set_state(self._replayed(saved, begun=True).get_state())
+        self._passes, self._state = list(saved["passes"]), saved["state"]
         return self._drawn_after(samples)
 
     def _drawn_after(self, samples: int) -> Iterator[Any]:
@@ -179,18 +179,18 @@ class ShuffledByGenerator(IndexStream):
         generator.set_state(state)
         return self.batched(shuffled(self.sampler, generator))
 
-    def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
+    def _replayed(self, saved: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""
-        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
+        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(saved["seed"]))
         number = 0
-        for turn, times in enumerate(told["passes"]):
+        for turn, times in enumerate(saved["passes"]):
             for _ in range(times):
                 self._draw_base(generator, number)
                 shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
                 number += 1
         if begun:
             self._draw_base(generator, number)
-        if check and digest(generator) != told["state"]:
+        if check and digest(generator) != saved["state"]:
             raise PlanError(
                 "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
                 "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
@@ -248,7 +248,7 @@ class EndlessStream(IndexStream):
 
     kind = "stream"
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         return self.start()
 
 
@@ -263,7 +263,7 @@ class Sequential(KnownStream):
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return repeat(lambda: self.batched(self.whole()))
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         left = self.whole()[samples:]
         return self.cut(left if self.as_arrays else left.tolist())
 
@@ -272,7 +272,7 @@ class Shuffled(KnownStream):
     """torch's shuffle by a seed that it draws from the global generator for every pass."""
 
     kind = "shuffled"
-    told_by_all = ("seed", "replacement", "draws")
+    saved_keys = ("seed", "replacement", "draws")
     guessed = draws = True
     _seed: int | None = None
     _drawn: int | None = None  # the seed of a new pass, once it is drawn
@@ -350,13 +350,13 @@ class Shuffled(KnownStream):
         self._seed = draw_torch_seed(ahead)
         return base_seed, self.tell(None)
 
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+    def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
         draw_torch_seed(None)
-        return super().start_foretold(told)
+        return super().start_foretold(saved)
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        check_drawing(self.sampler, told)
-        self._seed, self._resumed = int(told["seed"]), True
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, saved)
+        self._seed, self._resumed = int(saved["seed"]), True
         if self._permutes():
             left = self._permutation(self._seed)[samples:]
             return self.cut(left if self.as_arrays else left.tolist())
@@ -368,7 +368,7 @@ class Distributed(IndexStream):
     """The order of all ranks, of which each takes its part. Any number of ranks can resume it."""
 
     kind = "distributed"
-    told_by_all = ("seed", "shuffle", "epoch")
+    saved_keys = ("seed", "shuffle", "epoch")
 
     def tell(self, mark: Any) -> dict[str, Any]:
         sampler = self.sampler
@@ -376,14 +376,14 @@ class Distributed(IndexStream):
             return {"kind": self.kind, **sampler.facts()}
         return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         plan = self._plan()
-        if (plan.seed, plan.shuffle) != (told["seed"], told["shuffle"]):
+        if (plan.seed, plan.shuffle) != (saved["seed"], saved["shuffle"]):
             raise PlanError(
-                f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
+                f"the state is of an order with seed={saved['seed']}, shuffle={saved['shuffle']}; this loader's sampler "
                 f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
             )
-        check_by(told, plan.facts())
+        check_by(saved, plan.facts())
         plan.resume(samples)
         return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
 
@@ -488,24 +488,24 @@ class Custom(IndexStream):
             mark = self._states() if self._at_start is None else self._at_start
         return {"kind": self.kind, **mark}
 
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+    def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
         """All index batches. A sampler that remembers its end is iterated once more, as it would have been."""
-        batches = self.resume(told, 0, 0)
+        batches = self.resume(saved, 0, 0)
         try:
             return chain([next(batches)], batches)
         except StopIteration:
             return self.start()
 
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        if "sampler" in told:
-            self._source.load_state_dict(told["sampler"])
+    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        if "sampler" in saved:
+            self._source.load_state_dict(saved["sampler"])
         self._items = iter(self._source)
-        if "iterator" in told:
-            self._items.load_state_dict(told["iterator"])  # type: ignore[union-attr]
-        if "sampler" not in told and "iterator" not in told:
+        if "iterator" in saved:
+            self._items.load_state_dict(saved["iterator"])  # type: ignore[union-attr]
+        if "sampler" not in saved and "iterator" not in saved:
             for item in islice(self._items, samples if self._cuts else batches):
                 self._checksum = _checksum(self._checksum, item)
-            if self._checksum != told.get("checksum", 0):
+            if self._checksum != saved.get("checksum", 0):
                 warnings.warn(
                     f"{type(self._source).__name__} gave other samples than before the state was saved, so this epoch "
                     "will not hold every sample once: seed its random numbers as they were, or use solar.PlanSampler",

@@ -217,7 +217,7 @@ class PlanSampler(DistributedSampler[int]):
     def facts(self) -> dict[str, Any]:
         """What the order of the epoch follows from, for JSON."""
         seed, epoch = operator.index(self.seed), operator.index(self.epoch)
-        by = {} if self.by is None else self.by.told(seed, epoch)
+        by = {} if self.by is None else self.by.saved_facts(seed, epoch)
         return {"epoch": epoch, "seed": seed, "shuffle": bool(self.shuffle), **by}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -235,7 +235,7 @@ class PlanSampler(DistributedSampler[int]):
             )
         check_order(state, ("seed", "epoch", "samples"))
         epoch, seed = operator.index(state["epoch"]), operator.index(state["seed"])
-        check_by(state, {} if self.by is None else self.by.told(seed, epoch))
+        check_by(state, {} if self.by is None else self.by.saved_facts(seed, epoch))
         if state["samples"] > self.length:
             raise PlanError(f"the state is damaged: it is behind {state['samples']} samples of {self.length}")
         self.resume(state["samples"])

@@ -64,15 +64,15 @@ def _check_gaps(gaps: Any) -> None:
         least = number + 1
 
 
-def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
+def check_order(saved: Mapping[str, Any], names: Sequence[str]) -> None:
     """PlanError unless the saved order has these keys, and numbers where numbers belong."""
-    if missing := [name for name in names if name not in told]:
+    if missing := [name for name in names if name not in saved]:
         raise PlanError(f"the state is damaged: it lacks {', '.join(missing)}")
     for name, limits in (("seed", SEED), ("epoch", COUNT), ("draws", COUNT), ("samples", COUNT)):
         if name in names:
-            _check_number(name, told[name], limits)
+            _check_number(name, saved[name], limits)
     if "passes" in names:
-        passes = told["passes"]
+        passes = saved["passes"]
         if not isinstance(passes, list) or len(passes) > MOST_PASSES:
             refuse_state("passes", passes)
         for times in passes:
@@ -81,10 +81,10 @@ def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
             refuse_state("passes", passes)
 
 
-def check_by(told: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_by(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """PlanError unless the saved order was made of what the sampler's own is made of."""
     for name, said in UNLIKE.items():
-        was, now = told.get(name), own.get(name)
+        was, now = saved.get(name), own.get(name)
         if was != now:
             words = said.format(was=_shown(was), now=_shown(now), by=own.get("by"))
             raise PlanError(f"the state is of an order {words}")

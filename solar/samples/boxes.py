@@ -82,9 +82,9 @@ class Places:
 
     def chosen(self, which: Numbers) -> Places:
         """Returns the places of these samples alone."""
-        told = self.of(which)
-        first = np.searchsorted(told[:, 0], np.arange(len(self.first)))
-        return replace(self, told=told, first=first.astype(np.int64))
+        listed = self.of(which)
+        first = np.searchsorted(listed[:, 0], np.arange(len(self.first)))
+        return replace(self, told=listed, first=first.astype(np.int64))
 
 
 def grid(
@@ -106,7 +106,7 @@ def drawn_places(
     return Places(first_samples(volumes, counts), counts, own, box, seed=seed)
 
 
-def told_places(places: Numbers, parts: int, lengths: list[tuple[int, ...]], box: tuple[int, ...]) -> Places:
+def listed_places(places: Numbers, parts: int, lengths: list[tuple[int, ...]], box: tuple[int, ...]) -> Places:
     """Returns places that are given one by one, in ascending order of their parts."""
     first = np.searchsorted(places[:, 0], np.arange(parts + 1)).astype(np.int64)
     return Places(first, np.empty((0, 0), np.int64), np.array(lengths, np.int64), box, told=places)
@@ -154,8 +154,8 @@ class Boxes:
     @cached_property
     def digest(self) -> str:
         """A name for exactly these samples."""
-        told = self.places.digest, self.box, self.at, self.left_out, self.part_first.tolist(), self.behind
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        facts = self.places.digest, self.box, self.at, self.left_out, self.part_first.tolist(), self.behind
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def shape(self) -> tuple[int, ...]:

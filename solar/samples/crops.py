@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError
 from solar.io.hdf5.layouts import inspect
 from solar.io.reading.reader import Rows
-from solar.samples.boxes import Boxes, Places, drawn_places, grid, told_places
+from solar.samples.boxes import Boxes, Places, drawn_places, grid, listed_places
 from solar.samples.row_windows import Steps
 from solar.values import Layout
 
@@ -286,7 +286,7 @@ def crop_places(look: Look, layout: Layout, whole: Volumes, given: Crops) -> Pla
     if given.at == "random":
         return drawn_places(volumes, fits, given.shape, given.per, given.seed)
     if given.at != "grid":
-        return told_places(
+        return listed_places(
             _about_centres(_centres(look, given.at), layout, whole, given), len(volumes), fits, given.shape
         )
     places = grid(volumes, fits, given.shape, given._step)

@@ -136,8 +136,8 @@ def by_native_code(
     view: NDArray[Any], out: NDArray[Any], converted: Converted, packing: Packing | None, instead: float | None
 ) -> None:
     if converted.cast:
-        told = None if packing is None else packing.told(instead)
-        _native.convert(view, out, converted.mean, converted.std, told)
+        parameters = None if packing is None else packing.parameters(instead)
+        _native.convert(view, out, converted.mean, converted.std, parameters)
     else:  # whatever they mean, they are only bytes here
         item = f"V{converted.dtype.itemsize}"
         _native.convert(view.view(item), out.view(item))
@@ -149,7 +149,7 @@ def by_numpy(
     with np.errstate(all="ignore"):
         if packing is not None:  # which only native code does
             unpacked = np.empty(view.shape, packing.work)
-            _native.convert(view, unpacked, packing=packing.told(None))
+            _native.convert(view, unpacked, packing=packing.parameters(None))
             view = unpacked
         if out.dtype == BFLOAT16:
             _native.convert(view.astype(np.float32), out, converted.mean, converted.std)

@@ -93,8 +93,8 @@ def steps_of(steps: Sequence[int]) -> tuple[int, ...]:
 
 def steps_text(steps: tuple[int, ...]) -> str:
     by = steps[1] - steps[0] if len(steps) > 1 else 1
-    told = range(steps[0], steps[-1] + (1 if by > 0 else -1), by) if by else None
-    return repr(told if told is not None and tuple(told) == steps else steps)
+    as_range = range(steps[0], steps[-1] + (1 if by > 0 else -1), by) if by else None
+    return repr(as_range if as_range is not None and tuple(as_range) == steps else steps)
 
 
 def dtype_of(given: Any) -> np.dtype[Any]:

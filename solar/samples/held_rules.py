@@ -36,11 +36,11 @@ def rule_of(read: Read, part: int, groups: Any) -> tuple[list[Any], str]:
     return [kind, getattr(own.given, word, "") if word else "", part], own.given.name
 
 
-def layout_of(files: Any, told: dict[str, Any]) -> Layout:
+def layout_of(files: Any, facts: dict[str, Any]) -> Layout:
     """Returns the layout that a job holds: rows, or blocks out of which samples are cut."""
-    how, name = told["held"], told["name"]
+    how, name = facts["held"], facts["name"]
     if how == ["rows"]:
-        rows: Layout = inspect(files, name, samples="files" if told["per_file"] else "rows")
+        rows: Layout = inspect(files, name, samples="files" if facts["per_file"] else "rows")
         return rows
     if how == ["boxes"]:
         return box_layout(inspect(files, name))
@@ -84,10 +84,10 @@ def windows_of(arrays: list[NDArray[Any]]) -> RowWindows:
     if len(steps) > MOST_WINDOW_ROWS:
         raise Fault("samples of more rows than a window has")
     fields: list[tuple[int, ...] | None] = []
-    told, at = steps.tolist(), 0
-    while at < len(told):  # of each field its number of rows, -1: the row itself, and their steps
-        count, at = told[at], at + 1
-        fields.append(None if count < 0 else tuple(told[at : at + count]))
+    steps_of_fields, at = steps.tolist(), 0
+    while at < len(steps_of_fields):  # of each field its number of rows, -1: the row itself, and their steps
+        count, at = steps_of_fields[at], at + 1
+        fields.append(None if count < 0 else tuple(steps_of_fields[at : at + count]))
         at += max(count, 0)
     return RowWindows(first, anchor, low, high, int(every[0]), tuple(fields))
 

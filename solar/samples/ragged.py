@@ -150,14 +150,14 @@ class Ragged:
     constant: bool = False
 
     def __post_init__(self) -> None:
-        told = {word: getattr(self, word) for word in RAGGED_BY if getattr(self, word) is not None}
-        for word, name in {"name": self.name, **told}.items():
+        named = {word: getattr(self, word) for word in RAGGED_BY if getattr(self, word) is not None}
+        for word, name in {"name": self.name, **named}.items():
             if not isinstance(name, str):
                 raise TypeError(f"{word} is the name of a dataset, not {type(name).__name__}")
-        if told and self.constant:
-            raise ValueError(f"{self.name}: a constant is the whole dataset of a group; leave {', '.join(told)} away")
-        if len(told) > 1:
-            raise ValueError(f"{' and '.join(told)}: one dataset tells where samples end; give one of them")
+        if named and self.constant:
+            raise ValueError(f"{self.name}: a constant is the whole dataset of a group; leave {', '.join(named)} away")
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)}: one dataset tells where samples end; give one of them")
         if self.batch not in BATCHES:
             raise ValueError(f"batch={self.batch!r}: it is one of {', '.join(BATCHES)}")
         if self.length is not None and (self.batch != "padded" or operator.index(self.length) < 1):
@@ -308,7 +308,9 @@ class RaggedRows:
 def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> RaggedRows:
     """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
     return (
-        _of_matrix(path, given, cache, together) if isinstance(given, CSR) else told_rows(path, given, cache, together)
+        _of_matrix(path, given, cache, together)
+        if isinstance(given, CSR)
+        else rows_of_ragged(path, given, cache, together)
     )
 
 
@@ -330,7 +332,7 @@ def _lies_there(layout: Layout) -> Layout:
     return layout
 
 
-def told_rows(path: Paths, given: Any, cache: Folder, together: bool) -> RaggedRows:
+def rows_of_ragged(path: Paths, given: Any, cache: Folder, together: bool) -> RaggedRows:
     layout = _lies_there(inspect(path, given.name, cache=cache, together=together))
     where = f"{layout.paths[0]}: {layout.title}"
     if not layout.shape or layout.per_file:
@@ -339,8 +341,8 @@ def told_rows(path: Paths, given: Any, cache: Folder, together: bool) -> RaggedR
     if word is None:
         return varying_rows(layout, given, where)
     check_telling(layout, where)
-    told = inspect(path, getattr(given, word), cache=cache, together=together)
-    return check_rows(RaggedRows(given, (layout,), *_spans(layout, told, word)))
+    telling = inspect(path, getattr(given, word), cache=cache, together=together)
+    return check_rows(RaggedRows(given, (layout,), *_spans(layout, telling, word)))
 
 
 def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -383,14 +385,14 @@ def check_telling(layout: Layout, where: str, kinds: str = "biufc") -> None:
         raise LayoutError(f"{where}: samples of unequal length are not read by MPI; leave reader= away")
 
 
-def _spans(layout: Layout, told: Layout, word: str) -> tuple[Places, Places, Places]:
+def _spans(layout: Layout, telling: Layout, word: str) -> tuple[Places, Places, Places]:
     """Where each sample begins and how many rows it has; and the first sample of each file."""
-    values = values_of(told, text=word == "ids")
+    values = values_of(telling, text=word == "ids")
     ends, counts = [], [0]
     for number, (begin, end) in enumerate(pairwise(layout.part_first.tolist())):
         own, where = (
-            values[told.first_of_files[number] : told.first_of_files[number + 1]],
-            f"{told.files[number]}: {told.title}",
+            values[telling.first_of_files[number] : telling.first_of_files[number + 1]],
+            f"{telling.files[number]}: {telling.title}",
         )
         if word == "indptr":
             if not len(own) or own[0] != 0:
@@ -453,10 +455,13 @@ def matrix_shape(file: str, name: str) -> tuple[int, int]:
     where = f"{file}: {name}"
     found = _native.read_attributes(file, f"{name}/", list(wanted))
     try:
-        told = {key: attribute_of(key, *one) for key, one in found.items()}
+        attributes = {key: attribute_of(key, *one) for key, one in found.items()}
     except ValueError as error:
         raise LayoutError(f"{where}: {error}") from None
-    kind, shape = told.get(wanted[0], told.get(wanted[2])), told.get(wanted[1], told.get(wanted[3]))
+    kind, shape = (
+        attributes.get(wanted[0], attributes.get(wanted[2])),
+        attributes.get(wanted[1], attributes.get(wanted[3])),
+    )
     if kind in ("csc_matrix", "csc"):
         raise LayoutError(
             f"{where} is kept by columns (CSC), so that a row lies all over it: write it by rows, with "

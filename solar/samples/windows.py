@@ -51,10 +51,10 @@ class Windows:
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or operator.index(self.every) < 1:
             raise ValueError(f"every={self.every!r}: rows from one place to the next, at least 1")
-        told = {word: getattr(self, word) for word in TOLD_BY if getattr(self, word) is not None}
-        if len(told) > 1:
-            raise ValueError(f"{' and '.join(told)}: one dataset tells the parts of a file; give one of them")
-        for word, name in told.items():
+        named = {word: getattr(self, word) for word in TOLD_BY if getattr(self, word) is not None}
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)}: one dataset tells the parts of a file; give one of them")
+        for word, name in named.items():
             if not isinstance(name, str):
                 raise TypeError(f"{word} is the name of a dataset, not {type(name).__name__}")
         if self.pad not in (None, "edge"):
@@ -66,7 +66,7 @@ class Stretches(NamedTuple):
 
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
-    told: str  # by what, in words
+    told_by: str  # by what, in words
 
 
 def extents_of(
@@ -85,7 +85,7 @@ def extents_of(
             f"{first.paths[0]}: {first.title}: windows are made of rows, and "
             + ('with samples="files" each file is one sample' if first.per_file else "a scalar has none")
         )
-    parts = told_parts(path, first, given, cache, together)
+    parts = stretches_of_parts(path, first, given, cache, together)
     reached = [0, *(step for one in steps if one is not None for step in one)]
     reach = min(reached), max(reached)
     found = windows(parts.begins, parts.ends, every=given.every, reach=reach, pad=given.pad is not None)
@@ -99,12 +99,12 @@ def refuse_reach(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> No
     longest = int(lengths.argmax()) if len(lengths) else 0
     raise LayoutError(
         f"{layout.paths[0]}: {layout.title}: windows reach over {reach[1] - reach[0] + 1:,} rows (steps {reach[0]} to "
-        f"{reach[1]}), and the longest of {len(lengths):,} {parts.told}, number {longest}, has "
+        f"{reach[1]}), and the longest of {len(lengths):,} {parts.told_by}, number {longest}, has "
         f"{int(lengths.max(initial=0)):,}: give fewer steps, or pad='edge'"
     )
 
 
-def told_parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
+def stretches_of_parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
     if layout.groups is not None:
         return Stretches(layout.part_first[:-1], layout.part_first[1:], "groups")
     begins, ends = layout.first_of_files[:-1], layout.first_of_files[1:]
@@ -118,10 +118,10 @@ def told_parts(path: Paths, layout: Layout, given: Windows, cache: Folder, toget
         own = values[telling.first_of_files[number] : telling.first_of_files[number + 1]]
         where = f"{telling.files[number]}: {telling.title}"
         found.append(begin + ENDS_OF[word](own, end - begin, where, layout.title))
-    told = [np.concatenate(([begin], one)) for begin, one in zip(begins, found, strict=True)]
+    bounds = [np.concatenate(([begin], one)) for begin, one in zip(begins, found, strict=True)]
     return Stretches(
-        np.concatenate([one[:-1] for one in told]),
-        np.concatenate([one[1:] for one in told]),
+        np.concatenate([one[:-1] for one in bounds]),
+        np.concatenate([one[1:] for one in bounds]),
         f"parts told by {telling.title}",
     )
 

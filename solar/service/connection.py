@@ -17,7 +17,7 @@ from solar.io.channels import frames, service_sockets
 from solar.io.channels.frames import Refused
 from solar.planning.pass_uses import SampleUses
 from solar.samples.source import SampleSource
-from solar.service.served_data import served_data, told_of
+from solar.service.served_data import description_of, served_data
 
 ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
 
@@ -31,7 +31,7 @@ class ServiceConnection:
         self._peer, welcome = service_sockets.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name, owner)
         try:
             self.memory: int = welcome["memory"]
-            descriptor = frames.hand(*told_of(beneath))
+            descriptor = frames.hand(*description_of(beneath))
             try:
                 answer, _ = self.ask({"is": "data"}, "opened", [descriptor])
             finally:

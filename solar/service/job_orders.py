@@ -20,7 +20,7 @@ MOST_PASSES, SHORT = 64, 1 << 20  # times that an order may have each sample, un
 OF_USE = np.dtype(np.int32).itemsize + np.dtype(np.uint8).itemsize + np.dtype(np.int64).itemsize  # a batch of one
 
 
-def room_for_told(memory: int) -> int:
+def room_for_orders(memory: int) -> int:
     """Returns how many bytes a service with so much memory takes for what jobs tell it, all together.
 
     >>> room_for_told(64 << 30) >> 30, room_for_told(1 << 20) >> 20
@@ -31,7 +31,7 @@ def room_for_told(memory: int) -> int:
 
 def check_room(memory: int, taken: int, more: int) -> None:
     """Raises Refused if so much more has no room beside what jobs have told already."""
-    if taken + more > (room := room_for_told(memory)):
+    if taken + more > (room := room_for_orders(memory)):
         raise Refused(
             f"what jobs tell of their samples and orders takes {size(taken)}, this would take {size(more)} more, and "
             f"{size(room)} is for that: give --memory {size(FOR_TOLD * (taken + more))} or more",
@@ -44,7 +44,7 @@ def check_length(nbytes: int, data: SharedData) -> None:
 
     Of blocks, out of which samples are cut, a pass may use each any number of times.
     """
-    if any(one["held"] != ["rows"] for one in data.told[0]):
+    if any(one["held"] != ["rows"] for one in data.description[0]):
         return
     most = max(SHORT, MOST_PASSES * data.samples)
     if nbytes > most * OF_USE + 4096:  # its head
@@ -71,7 +71,7 @@ def member_nbytes(member: Member) -> int:
     return sum(one.nbytes for one in arrays) + ledger_nbytes(member.most)
 
 
-def told_order(arrays: list[NDArray[Any]], data: SharedData) -> SampleUses:
+def order_of_arrays(arrays: list[NDArray[Any]], data: SharedData) -> SampleUses:
     """Returns the order that was told. Raises Fault if it is none."""
     datasets = 1 + max(piece.dataset for piece in data.pieces)
     if [one.dtype for one in arrays] != [np.int32, np.int64, np.uint8][: 2 + (datasets > 1)]:

@@ -90,10 +90,10 @@ class Nodes:
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
         self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
         self._mails, self._nap = 0, SHORTEST
-        self._told = 0.0  # when anything was told last
+        self._last_sent = 0.0  # when anything was told last
         self._silent = dict.fromkeys(self._others, 0.0)  # for how many seconds each has said nothing
         self._parted: set[int] = set()  # ranks that have told their last
-        self._told_last = False
+        self._sent_last = False
         self._over = threading.Event()
         self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
         self._stop: Callable[[], None] = lambda: None
@@ -108,13 +108,15 @@ class Nodes:
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
         """Sends to all other nodes. Messages of a node arrive in order; after its last there is none."""
-        told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
-        whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
-        self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
+        header = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
+        whole = b"".join(
+            [LETTER_HEAD.pack(len(header)), header, *(np.ascontiguousarray(one).tobytes() for one in arrays)]
+        )
+        self._nap, self._last_sent = SHORTEST, time.monotonic()  # an answer may come soon
         with self._posting, reached():
-            for rank in [] if self._told_last else self._others:
+            for rank in [] if self._sent_last else self._others:
                 self._post.send(rank, whole)
-            self._told_last = self._told_last or letter["is"] == "last"
+            self._sent_last = self._sent_last or letter["is"] == "last"
 
     def tell_open(self, own: Sequence[str]) -> set[str]:
         """The data that jobs of any node have opened, where these are those of this node."""
@@ -149,7 +151,7 @@ class Nodes:
         with self._lock:
             made = Cluster(self, data, 1 + self._ended.get(data.facts, 0))
             self._halls[made.key, made.number] = made
-        values, arrays = data.told
+        values, arrays = data.description
         self.tell({"is": "data", "key": made.key, "number": made.number, "values": values}, arrays)
         return made
 
@@ -216,7 +218,7 @@ class Nodes:
     def _looked(self, last: float) -> float:
         """Says that this node is there, and ends what all read together where another says nothing; the time now."""
         now = time.monotonic()
-        if now - self._told > SAYS_SO:
+        if now - self._last_sent > SAYS_SO:
             self.tell({"is": "here"})
         for rank in (one for one in self._others if one not in self._parted):
             before = self._silent[rank]
@@ -248,45 +250,45 @@ class Nodes:
 
     def _hear(self, rank: int, letter: bytes) -> None:
         (length,) = LETTER_HEAD.unpack_from(letter)
-        told = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
+        header = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
         arrays, at = list[NDArray[Any]](), LETTER_HEAD.size + length
-        for kind, count in told["arrays"]:
+        for kind, count in header["arrays"]:
             arrays.append(np.frombuffer(letter, kind, count, at))
             at += arrays[-1].nbytes
-        if told["is"] == "here":
+        if header["is"] == "here":
             return
-        if told["is"] == "stop":
+        if header["is"] == "stop":
             self._stop()
-        elif told["is"] == "last":
+        elif header["is"] == "last":
             self._parted.add(rank)
-        elif told["is"] == "open":
+        elif header["is"] == "open":
             with self._lock:
-                self._open[rank] = told["data"]
-        elif told["is"] == "round":
-            self._hear_round(rank, told, Said(told["value"], arrays))
-        elif told["is"] == "waits":
+                self._open[rank] = header["data"]
+        elif header["is"] == "round":
+            self._hear_round(rank, header, Said(header["value"], arrays))
+        elif header["is"] == "waits":
             with self._lock:
-                one = self._halls.get((told["key"], told["number"]))
+                one = self._halls.get((header["key"], header["number"]))
             if one is not None:
-                one.heard(rank, told["value"])
-        elif told["is"] == "bye":
-            self._hear_bye(rank, **told)
+                one.heard(rank, header["value"])
+        elif header["is"] == "bye":
+            self._hear_bye(rank, **header)
         else:
             with self._lock:
-                new = told["number"] > self._ended.get(told["key"], 0)
-                new = new and (told["key"], told["number"]) not in self._halls
+                new = header["number"] > self._ended.get(header["key"], 0)
+                new = new and (header["key"], header["number"]) not in self._halls
             if new:  # it opens files: others are heard meanwhile
-                threading.Thread(target=self._take_part, args=(told["values"], arrays), daemon=True).start()
+                threading.Thread(target=self._take_part, args=(header["values"], arrays), daemon=True).start()
 
-    def _hear_round(self, rank: int, told: dict[str, Any], said: Said) -> None:
-        key = told["key"], told["number"]
+    def _hear_round(self, rank: int, header: dict[str, Any], said: Said) -> None:
+        key = header["key"], header["number"]
         with self._lock:
             one = self._halls.get(key)
             if one is None or not one.begun:
-                if told["number"] > self._ended.get(told["key"], 0):
-                    self._early.setdefault(key, []).append((rank, told["round"], said))
+                if header["number"] > self._ended.get(header["key"], 0):
+                    self._early.setdefault(key, []).append((rank, header["round"], said))
                 return
-        one.came(rank, told["round"], said)
+        one.came(rank, header["round"], said)
 
     def _hear_bye(self, rank: int, key: str, number: int, why: str, final: bool, **_: Any) -> None:
         with self._lock:

@@ -43,7 +43,7 @@ from solar.service.window import (
 from solar.values import PartScript, RunPart
 
 ENTRIES = 64  # batches of a job that are announced together
-TOLD = 2  # stretches that the Run is told of before it needs them
+AHEAD_STRETCHES = 2  # stretches that the Run is told of before it needs them
 WINDOW_SEGMENTS = 2 * SEGMENTS
 WINDOW_USES = 1 << 25
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
@@ -82,7 +82,7 @@ class Scheduler:
         self._before: dict[str, int] = {}  # counts of runs that are over
         self._steps: deque[PlannedWindow] = deque()
         self._taken = 0  # of this Run
-        self._told_at = 0.0  # when somebody came, left or told more last
+        self._changed_at = 0.0  # when somebody came, left or told more last
         self._closing = False
 
     def _divided(self, ring: int) -> Budget:
@@ -100,14 +100,16 @@ class Scheduler:
                     self.changed.wait()
                 if self._closing:
                     return
-                told_at = self._told_at
+                changed_at = self._changed_at
             since = time.monotonic() if since is None else since
             window = self._window(here)
             if window is None:
                 since = None
             else:
                 fresh = self._run is None or not self._parts or not fits(window.parts, self._parts)
-                every = self.together.all({"news": self._news(told_at, since), "fresh": fresh, **self.together.run()})
+                every = self.together.all(
+                    {"news": self._news(changed_at, since), "fresh": fresh, **self.together.run()}
+                )
                 if not any(one.value["news"] for one in every):
                     if any(one.value["fresh"] for one in every):
                         self._begin_run(window.parts, every[0].value)
@@ -125,18 +127,18 @@ class Scheduler:
         there = [one for one in there if one.planned < one.known]
         return in_turn(there, self.slack.rates(there), others=self.together.ranks > 1)
 
-    def _news(self, told_at: float, since: float) -> bool:
+    def _news(self, changed_at: float, since: float) -> bool:
         """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
 
         Where nobody is served yet a moment is waited for that: jobs of one order that begin in one step stay side by
         side; and what is planned for less is planned anew soon.
         """
         with self.changed:
-            while not (self._closing or self._steps) and self._told_at == told_at:
-                if (left := min(since + SETTLES, told_at + GATHERS) - time.monotonic()) <= 0:
+            while not (self._closing or self._steps) and self._changed_at == changed_at:
+                if (left := min(since + SETTLES, changed_at + GATHERS) - time.monotonic()) <= 0:
                     return False
                 self.changed.wait(left)
-            return not self._steps and self._told_at != told_at and time.monotonic() < since + SETTLES
+            return not self._steps and self._changed_at != changed_at and time.monotonic() < since + SETTLES
 
     # --- what ----
 
@@ -229,16 +231,16 @@ class Scheduler:
                 turn.member.rate = turn.rate
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
-            told, made = window.passes.told(number), window.passes.segment(number)
+            scripts, made = window.passes.scripts(number), window.passes.segment(number)
             slots = made.sizes
             shares = shares_of(self.opened, window.members, number * window.length, len(slots))
             if afresh:
                 terms = [(part.direct, part.ahead, part.gap) for part in window.parts]  # the Run may hold anything
-                told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
+                scripts = [one._replace(afresh=of) for one, of in zip(scripts, terms, strict=True)]
                 afresh = False
-            for begin, end, some in split_script(told, made.planned, STEPS_TOLD):
+            for begin, end, some in split_script(scripts, made.planned, STEPS_TOLD):
                 with self.changed:
-                    self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
+                    self.changed.wait_for(lambda: self._closing or len(self._steps) < AHEAD_STRETCHES * STEPS_TOLD)
                     nobody = self.together.ranks == 1 and all(one.member.left for one in window.members)
                     if self._closing or nobody:
                         return
@@ -264,22 +266,22 @@ class Scheduler:
             grown = [one for one in there if one.member.known > one.end]
             if any(one.member.planned + window.length >= one.end for one in grown):
                 return True  # it would wait for its next batch until the window is over
-            if time.monotonic() - self._told_at < SETTLES:
+            if time.monotonic() - self._changed_at < SETTLES:
                 return False
             planned = [one.member for one in there]
             waits = any(one not in planned and not one.left and one.planned < one.known for one in self.members)
             return waits or len(there) < len(window.members) or (bool(grown) and not 0.25 < done < 0.75)
 
     def _append(
-        self, steps: list[PlannedWindow], slots: NDArray[np.int64], told: list[PartScript], parcels: Any
+        self, steps: list[PlannedWindow], slots: NDArray[np.int64], scripts: list[PartScript], parcels: Any
     ) -> None:
         assert self._run is not None
         for one in steps:
             for share in one.shares:
                 share.member.planned = share.number + 1
         self._steps.extend(steps)
-        self.head = reach(told, self.opened.pieces[0].region.units.samples, self.head)
-        self._run.append(slots, told, parcels)
+        self.head = reach(scripts, self.opened.pieces[0].region.units.samples, self.head)
+        self._run.append(slots, scripts, parcels)
         self.changed.notify_all()
 
     def _begin_run(self, parts: list[RunPart], how: dict[str, Any]) -> None:

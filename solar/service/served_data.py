@@ -109,7 +109,7 @@ def served_data(beneath: SampleSource) -> ServedData:
     return ServedData(pieces_of(beneath), rows, boxes, len(beneath.datasets), beneath.boxes or beneath.ragged)
 
 
-def told_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
+def description_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
     """Returns the same as it is sent to a service."""
     values, arrays = [], list[NDArray[Any]]()
     datasets, cut = len(beneath.datasets), beneath.boxes or beneath.ragged

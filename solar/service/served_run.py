@@ -56,7 +56,7 @@ class ServedRun:
         self._next = 0  # batch to be got
         self._guest: _native.Guest | None = None
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
-        self._told = ""  # why the service refused it last
+        self._refusal = ""  # why the service refused it last
         self._late = False  # the last batch did not come
         self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
         self._refused = FAR_OFF  # the first batch that it does not belong to
@@ -69,12 +69,12 @@ class ServedRun:
 
     # --- what is wanted ----
 
-    def append(self, sizes: Any, told: Any, parcels: Any = None) -> None:
+    def append(self, sizes: Any, scripts: Any, parcels: Any = None) -> None:
         """These batches come after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
             left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
-            self._epochs = [*left, ServedUses(base, self._held.uses(told), told)]
+            self._epochs = [*left, ServedUses(base, self._held.uses(scripts), scripts)]
             if self._guest is not None:
                 self._more(base, self._epochs[-1].uses)
             else:  # it joins when it is there: others would wait for it
@@ -95,17 +95,17 @@ class ServedRun:
         if self._ask({"is": "more", "job": self._job}, "noted", uses) is None:
             self._refused = min(self._refused, base)
 
-    def _ask(self, message: dict[str, Any], wanted: str, told: SampleUses) -> list[int] | None:
+    def _ask(self, message: dict[str, Any], wanted: str, order: SampleUses) -> list[int] | None:
         """The descriptors that an answer brings; None where the service refuses, or has gone."""
         if self._door is None:
             return None
         try:
-            answer, found = self._door.hand(message, wanted, told)
+            answer, found = self._door.hand(message, wanted, order)
             self._job = answer.get("job", self._job)
             return found
         except Refused as error:
-            new = "--memory" in str(error) and str(error) != self._told  # which whoever began the service can mend
-            self._told = str(error)
+            new = "--memory" in str(error) and str(error) != self._refusal  # which whoever began the service can mend
+            self._refusal = str(error)
             log.log(logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._door.path, error)
         except ReadError as error:
             self._lost(error)

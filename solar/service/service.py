@@ -31,7 +31,7 @@ from solar.service.job_orders import (
     ledger_nbytes,
     member_nbytes,
     order_nbytes,
-    told_order,
+    order_of_arrays,
 )
 from solar.service.nodes import Nodes
 from solar.service.pace import SLACK, typical
@@ -237,7 +237,7 @@ class Service:
             values, arrays = frames.take(descriptors[0])
             facts = data_digest(values, arrays)
         found = self._halls.known(facts) or self._of_others(facts) or open_data(values, arrays, self.served)
-        found = replace(found, told_nbytes=caller.telling) if found.told[0] is values else found
+        found = replace(found, description_nbytes=caller.telling) if found.description[0] is values else found
         with self._lock:  # who only asks, or has it end, is not counted
             if sum(bool(one.data) for one in self._callers if one is not caller) >= self.jobs:
                 raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
@@ -256,7 +256,7 @@ class Service:
     def _make_room(self, caller: Client, more: int) -> None:
         """Notes that what this job tells takes so much. Raises Refused where that has no room."""
         with self._lock:
-            data = {one.facts: one.told_nbytes for other in self._callers for one in other.data}
+            data = {one.facts: one.description_nbytes for other in self._callers for one in other.data}
             members = [one for other in self._callers for _, one in other.members.values()]
             taken = sum(data.values()) + sum(map(member_nbytes, members))
             check_room(self.memory, taken + sum(one.telling for one in self._callers), more)
@@ -268,7 +268,7 @@ class Service:
             nbytes = sum(frames.sizes(descriptor))
             check_length(nbytes, data)
             self._make_room(caller, order_nbytes(nbytes, len(data.pieces) > 1) + ledger_nbytes(most))
-            return told_order(frames.take(descriptor)[1], data)
+            return order_of_arrays(frames.take(descriptor)[1], data)
 
     def _join(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> Any:
         if not 0 <= message["data"] < len(caller.data) or len(caller.members) >= MEMBERSHIPS:
@@ -311,12 +311,12 @@ class Service:
         return {"is": "left"}, []
 
     def _status(self, *_: Any) -> Any:
-        told, more = self.status(), 0
-        while len(json.dumps(told)) > MOST_FRAME - 100:  # and what is around it
-            keeps = len(told["jobs"]) * 7 // 8
-            more += len(told["jobs"]) - keeps
-            del told["jobs"][keeps:]
-        return {"is": "status", "told": {**told, "more_jobs": more}}, []
+        status, more = self.status(), 0
+        while len(json.dumps(status)) > MOST_FRAME - 100:  # and what is around it
+            keeps = len(status["jobs"]) * 7 // 8
+            more += len(status["jobs"]) - keeps
+            del status["jobs"][keeps:]
+        return {"is": "status", "told": {**status, "more_jobs": more}}, []
 
     def _stop(self, caller: Client, *_: Any) -> Any:
         if not is_own(caller.peer):

@@ -38,8 +38,8 @@ class SharedData:
     facts: str  # by which another job's data are known to be the same
     pieces: list[Piece]
     rows: list[Rows]
-    told: tuple[Any, list[NDArray[Any]]]  # as a job told it
-    told_nbytes: int = 0  # that this takes
+    description: tuple[Any, list[NDArray[Any]]]  # as a job told it
+    description_nbytes: int = 0  # that this takes
 
     @property
     def apart(self) -> int:
@@ -147,12 +147,12 @@ def open_data(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) 
     if not isinstance(values, list) or not 1 <= len(values) <= MOST_PIECES:
         raise Fault("data are a list of pieces")
     pieces, rows = [], []
-    for told in values:
-        if not isinstance(told, dict) or told.keys() != PIECE.keys():
+    for facts in values:
+        if not isinstance(facts, dict) or facts.keys() != PIECE.keys():
             raise Fault(f"a piece has {', '.join(PIECE)}")
-        if any(type(told[name]) is not kind for name, kind in PIECE.items()) or not told["files"]:
+        if any(type(facts[name]) is not kind for name, kind in PIECE.items()) or not facts["files"]:
             raise Fault("a piece with a value of another type")
-        piece, one = _piece(told, arrays, served)
+        piece, one = _piece(facts, arrays, served)
         pieces.append(piece)
         rows.append(one)
     made = SharedData(data_digest(values, arrays), pieces, rows, (values, arrays))
@@ -165,25 +165,27 @@ def open_data(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) 
     return made
 
 
-def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
-    if not all(isinstance(one, str) for one in told["files"]) or not (0 <= told["field"] < 64 > told["dataset"] >= 0):
+def _piece(facts: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
+    if not all(isinstance(one, str) for one in facts["files"]) or not (
+        0 <= facts["field"] < 64 > facts["dataset"] >= 0
+    ):
         raise Fault("a piece with a value of another type")
-    if len(set(told["files"])) < len(told["files"]):
-        raise Refused(f"{told['files'][0]}: a file is told twice: each job reads such data by itself")
-    for path in told["files"]:
+    if len(set(facts["files"])) < len(facts["files"]):
+        raise Refused(f"{facts['files'][0]}: a file is told twice: each job reads such data by itself")
+    for path in facts["files"]:
         if real(path) not in served:
             raise Refused(f"{path}: this service does not serve that file: start one that does, by `solar serve`")
     try:
-        layout = layout_of(told["files"] if len(told["files"]) > 1 else told["files"][0], told)
+        layout = layout_of(facts["files"] if len(facts["files"]) > 1 else facts["files"][0], facts)
     except SolarError as error:
         raise Refused(str(error)) from None
-    if layout.digest != told["digest"]:
-        raise Refused(f"{told['files'][0]}: {layout.title}: the job inspected another file: make the H5Dataset again")
+    if layout.digest != facts["digest"]:
+        raise Refused(f"{facts['files'][0]}: {layout.title}: the job inspected another file: make the H5Dataset again")
     if why := not_carried(layout):
         raise Refused(f"{why}: each job reads it by itself")
     extents = None
-    if told["arrays"] >= 0:
-        extents = windows_of(arrays[told["arrays"] : told["arrays"] + 6])
+    if facts["arrays"] >= 0:
+        extents = windows_of(arrays[facts["arrays"] : facts["arrays"] + 6])
     try:
         units = of_layout(layout)
         one = Rows(layout, native_order=True, extents=extents)
@@ -191,4 +193,4 @@ def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[
             assert extents.native is not None, "the arrays fit each other: this looks"
     except (SolarError, ValueError) as error:
         raise Refused(str(error)) from None
-    return Piece(told["dataset"], told["field"], whole_region(units), extents), one
+    return Piece(facts["dataset"], facts["field"], whole_region(units), extents), one

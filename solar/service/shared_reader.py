@@ -109,7 +109,7 @@ class SharedReader(Scheduler):
                 os.eventfd_write(self.bell, 1)
 
     def _tell(self) -> None:
-        self._told_at = time.monotonic()
+        self._changed_at = time.monotonic()
         self.changed.notify_all()
 
     def counts(self) -> dict[str, int]:

@@ -41,38 +41,40 @@ class Moment(NamedTuple):
     handed: int
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
-        return cls(time.monotonic(), told["head"] if told["jobs"] else -1.0, told["read_bytes"], told["handed_bytes"])
+    def of(cls, status: Mapping[str, Any]) -> Self:
+        return cls(
+            time.monotonic(), status["head"] if status["jobs"] else -1.0, status["read_bytes"], status["handed_bytes"]
+        )
 
 
-def status_html(told: Mapping[str, Any], moments: Sequence[Moment]) -> str:
+def status_html(status: Mapping[str, Any], moments: Sequence[Moment]) -> str:
     """The whole page. It is loaded anew every second."""
     return "\n".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">',
             f"<title>solar serve</title><style>{PAGE_STYLE}</style></head><body><h1>solar serve</h1>",
-            *memory_lines(told),
+            *memory_lines(status),
             "<h2>Where it reads</h2>",
             _head(moments),
             "<h2>Bytes a second</h2>",
             *rate_lines(moments),
             "<h2>Trainings</h2>",
-            *_jobs(told),
+            *_jobs(status),
             "</body></html>",
         )
     )
 
 
-def memory_lines(told: Mapping[str, Any]) -> Iterator[str]:
-    since = duration(told["seconds"])
+def memory_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    since = duration(status["seconds"])
     yield (
-        f"<p>{count(told['files'], 'file')}, process {told['pid']}, for {since}. Nobody holds back others "
-        f"for more than {duration(told['slack'])}.</p>"
+        f"<p>{count(status['files'], 'file')}, process {status['pid']}, for {since}. Nobody holds back others "
+        f"for more than {duration(status['slack'])}.</p>"
     )
-    read, handed = size(told["read_bytes"]), size(told["handed_bytes"])
-    yield f"<p>Read {read} in {count(told['requests'], 'request')}; handed on {handed}.</p>"
-    share = min(1.0, told["held_bytes"] / max(1, told["memory"]))
-    yield f"<p>{size(told['held_bytes'])} of samples are held in {size(told['memory'])}.</p>{_bar(share, ACROSS)}"
+    read, handed = size(status["read_bytes"]), size(status["handed_bytes"])
+    yield f"<p>Read {read} in {count(status['requests'], 'request')}; handed on {handed}.</p>"
+    share = min(1.0, status["held_bytes"] / max(1, status["memory"]))
+    yield f"<p>{size(status['held_bytes'])} of samples are held in {size(status['memory'])}.</p>{_bar(share, ACROSS)}"
 
 
 def _bar(share: float, wide: int) -> str:
@@ -135,13 +137,13 @@ def rate_lines(moments: Sequence[Moment]) -> Iterator[str]:
     )
 
 
-def _jobs(told: Mapping[str, Any]) -> Iterator[str]:
-    jobs = told["jobs"]
+def _jobs(status: Mapping[str, Any]) -> Iterator[str]:
+    jobs = status["jobs"]
     if not jobs:
         yield "<p>Nobody is there.</p>"
         return
-    if told["waited"] > 0.1:
-        yield f'<p class="w">Batches have waited {duration(told["waited"])} for room: for those who compute.</p>'
+    if status["waited"] > 0.1:
+        yield f'<p class="w">Batches have waited {duration(status["waited"])} for room: for those who compute.</p>'
     yield "<table><tr><th>who</th><th>batch</th><th>of those that it told</th><th>pace</th><th></th></tr>"
     for job in jobs[:JOBS_SHOWN]:
         state = "waits for its next batch" if job["waits"] else "computes"
@@ -171,7 +173,7 @@ SERVICE_FAMILIES = (
 )
 
 
-def metrics(told: Mapping[str, Any]) -> bytes:
+def metrics(status: Mapping[str, Any]) -> bytes:
     """The same in Prometheus' text format."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest  # optional: only who serves metrics has it
@@ -182,9 +184,11 @@ def metrics(told: Mapping[str, Any]) -> bytes:
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            yield from (kinds[kind](name, about, value=told[key]) for key, name, kind, about in SERVICE_FAMILIES)
+            yield from (kinds[kind](name, about, value=status[key]) for key, name, kind, about in SERVICE_FAMILIES)
             jobs = GaugeMetricFamily("solar_service_jobs", "Jobs, by what they do.", labels=["state"])
-            states = ["left behind" if one["why"] else "waits" if one["waits"] else "computes" for one in told["jobs"]]
+            states = [
+                "left behind" if one["why"] else "waits" if one["waits"] else "computes" for one in status["jobs"]
+            ]
             for state in ("computes", "waits", "left behind"):
                 jobs.add_metric([state], states.count(state))
             yield jobs
@@ -237,14 +241,16 @@ class Page:
         self.url = f"http://{HERE}:{self.port}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(EVERY,), name="solar-page")
 
-    def answer(self, asked: str) -> Reply:
+    def answer(self, path: str) -> Reply:
         """What is at this path."""
-        told = self.status()
-        if asked == "/":
-            return Reply(200, "text/html; charset=utf-8", status_html(told, [*self.moments, Moment.of(told)]).encode())
-        if asked == "/metrics":
+        status = self.status()
+        if path == "/":
+            return Reply(
+                200, "text/html; charset=utf-8", status_html(status, [*self.moments, Moment.of(status)]).encode()
+            )
+        if path == "/metrics":
             try:
-                return Reply(200, "text/plain; version=0.0.4; charset=utf-8", metrics(told))
+                return Reply(200, "text/plain; version=0.0.4; charset=utf-8", metrics(status))
             except ImportError as error:
                 return Reply(503, "text/plain; charset=utf-8", f"{error}\n".encode())
         return Reply(404, "text/plain; charset=utf-8", b"There are / and /metrics.\n")
@@ -296,8 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        asked = self.path.partition("?")[0]
-        answer = self.server.of.answer(asked) if name in OWN_NAMES else OF_ANOTHER
+        path = self.path.partition("?")[0]
+        answer = self.server.of.answer(path) if name in OWN_NAMES else OF_ANOTHER
         self._send(answer.status, {"Content-Type": answer.kind, "Content-Length": str(len(answer.body))}, answer.body)
 
     def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:

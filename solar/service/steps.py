@@ -40,9 +40,9 @@ class Steps:
             assert one.source is not None, "what libhdf5 reads is refused"
             self._run.part(one.source, part.field, *terms, own, None, part.pack)
 
-    def append(self, sizes: NDArray[np.int64], told: Sequence[PartScript], parcels: None = None) -> None:
+    def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: None = None) -> None:
         """The next steps, whose memory has so many samples each."""
-        self._run.append(np.ascontiguousarray(sizes), [columns(one) for one in told])
+        self._run.append(np.ascontiguousarray(sizes), [columns(one) for one in scripts])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:

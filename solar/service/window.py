@@ -117,18 +117,20 @@ class Share:
         self.member, self.number, self.places, self.nbytes = member, number, places, nbytes
 
 
-def split_script(told: list[PartScript], uses: SampleUses, steps: int) -> Iterator[tuple[int, int, list[PartScript]]]:
+def split_script(
+    scripts: list[PartScript], uses: SampleUses, steps: int
+) -> Iterator[tuple[int, int, list[PartScript]]]:
     """Each with its first step, and the one behind its last. Where samples are of several rows they stay whole."""
     every = len(uses.starts) - 1
-    if any(isinstance(one.script.rows, Listing) for one in told):
+    if any(isinstance(one.script.rows, Listing) for one in scripts):
         steps = every
     for begin in range(0, every, max(1, steps)):
         end = min(begin + steps, every)
-        yield begin, end, told if end - begin == every else [cut_part(one, begin, end) for one in told]
+        yield begin, end, scripts if end - begin == every else [cut_part(one, begin, end) for one in scripts]
 
 
-def cut_part(told: PartScript, begin: int, end: int) -> PartScript:
-    script, none = told.script, np.empty(0, np.int64)
+def cut_part(part: PartScript, begin: int, end: int) -> PartScript:
+    script, none = part.script, np.empty(0, np.int64)
     assert isinstance(script.rows, np.ndarray)
     own = slice(int(script.starts[begin]), int(script.starts[end]))
     loads = slice(int(script.ends[begin]), int(script.ends[end]))
@@ -144,8 +146,8 @@ def cut_part(told: PartScript, begin: int, end: int) -> PartScript:
         start_ends=script.start_ends if first else none,
         start_due=script.start_due if first else none,
     )
-    positions = None if told.positions is None else told.positions[own]
-    return told._replace(script=made, positions=positions, afresh=told.afresh if first else None)
+    positions = None if part.positions is None else part.positions[own]
+    return part._replace(script=made, positions=positions, afresh=part.afresh if first else None)
 
 
 def parcels_of(parcels: Transfers | None, begin: int, end: int) -> Transfers | None:
@@ -162,9 +164,9 @@ def parcels_of(parcels: Transfers | None, begin: int, end: int) -> Transfers | N
     return Transfers(parcels.sizes[begin:end], sent, come, parcels.letters)
 
 
-def reach(told: list[PartScript], samples: int, before: float) -> float:
+def reach(scripts: list[PartScript], samples: int, before: float) -> float:
     """How far into the data a stretch's last read of the first field lies, 0 to 1; `before` where nothing is read."""
-    script = told[0].script
+    script = scripts[0].script
     loads = script.loads if len(script.loads) else script.start
     return float(loads[-1]) / max(1, samples) if len(loads) else before
 

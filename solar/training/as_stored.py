@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from solar.io.codec.chunk_values import Pieces
 from solar.io.codec.codec import Codec
 from solar.io.codec.marks import in_stored_unit, like_labels, marks_of
-from solar.io.codec.preparation import Told, prepare, trained
+from solar.io.codec.preparation import Progress, prepare, trained
 from solar.io.codec.selection import Part
 
 Array = NDArray[Any]
@@ -50,10 +50,18 @@ class AsStored:
     """
 
     def __init__(
-        self, path: str, file: Any, name: str, asked: Sequence[Codec], *, pool: Executor, threads: int, told: Told
+        self,
+        path: str,
+        file: Any,
+        name: str,
+        asked: Sequence[Codec],
+        *,
+        pool: Executor,
+        threads: int,
+        progress: Progress,
     ) -> None:
         relative = next((codec for codec in asked if codec.kind == "rel"), asked[0])
-        how: dict[str, Any] = {"chunk_samples": None, "pool": pool, "threads": threads, "told": told}
+        how: dict[str, Any] = {"chunk_samples": None, "pool": pool, "threads": threads, "told": progress}
         self.part: Part = prepare(path, file, {"/" + name.strip("/"): relative}, **how).parts[0]
         dataset = file[self.part.name]
         self._pieces, self._grid, self._pool = Pieces(path, dataset, self.part), self.part.grid, pool

@@ -41,7 +41,7 @@ from solar.training.gradient_noise import (
     parameters_of,
 )
 
-Told = Callable[[int, int], object]  # takes how many are done, and of how many
+Progress = Callable[[int, int], object]  # takes how many are done, and of how many
 LARGEST_COUNT = 1 << 53  # of events: what is above is a mark, or no count
 
 LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -198,7 +198,7 @@ def loss_of(name: str, inputs: Sequence[str], targets: Sequence[str]) -> Loss:
 
 
 def training_states(
-    task: Training, steps: int, rate: float, named: str = "at the start", told: Told = lambda done, of: None
+    task: Training, steps: int, rate: float, named: str = "at the start", progress: Progress = lambda done, of: None
 ) -> list[State]:
     """The model as it is, and as it is after so many steps of Adam on batches of the file."""
     states = [State(named, task.model)]
@@ -209,7 +209,7 @@ def training_states(
         model.train()
         with seeded(task.device, task.seed):
             for step in range(steps):
-                told(step, steps)
+                progress(step, steps)
                 rows = np.sort(rng.choice(read.samples, min(task.batch, read.samples), replace=False))
                 value = loss_value(task.loss, model, read.batch(rows))
                 if not math.isfinite(value.item()):
@@ -228,7 +228,7 @@ def measure(
     source: AsStored,
     asked: Sequence[Codec],
     batches: int | None,
-    told: Told = lambda done, of: None,
+    progress: Progress = lambda done, of: None,
 ) -> Tuned:
     """What each bound on the field `name`, with the others as they are, does to the gradients of random batches.
 
@@ -243,7 +243,7 @@ def measure(
     order = np.random.default_rng([task.seed, 2]).permutation(read.samples)
     with seeded(task.device, task.seed):
         for number in range(count):
-            told(number, count)
+            progress(number, count)
             rows = np.sort(order[number * task.batch : (number + 1) * task.batch])
             batch, chunks = read.batch(rows), source.chunks(rows)
             values = source.samples(rows, chunks)

@@ -120,10 +120,10 @@ class SentGradients:
         before = self._mean_errors.get((bucket, bits))
         if before is not None and before.shape == mean.shape:  # else DDP has made its buckets anew
             mean += before
-        told = encode_rows(mean, bits)
-        self._mean_errors[bucket, bits] = (mean - decode_rows(told, bits)).nan_to_num_(0.0, 0.0, 0.0)
-        ALL_GATHER(sent, told, group=self._group)
-        self.sent_nbytes += 2 * told.nbytes * (self._ranks - 1)
+        encoded = encode_rows(mean, bits)
+        self._mean_errors[bucket, bits] = (mean - decode_rows(encoded, bits)).nan_to_num_(0.0, 0.0, 0.0)
+        ALL_GATHER(sent, encoded, group=self._group)
+        self.sent_nbytes += 2 * encoded.nbytes * (self._ranks - 1)
 
         rows.copy_(decode_rows(sent, bits))
         for (one, gradient), part in parts:
