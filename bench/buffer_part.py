@@ -153,7 +153,9 @@ def torch_part(job: Job) -> Measures:
     part = max(job["part"], 2 * ready)
     order = order_of(job, 1)[: 2 * ready + part]
     made = batches(setting, order)
-    found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
+    found = timed(
+        job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]])
+    )
     return found | told | {"partly": True}
 
 
@@ -289,7 +291,7 @@ def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str, label: str)
         carried = buffer_policy.edge_reuse(path, orders, memory, storage)
     else:
         carried = buffer_policy.carried_out(path, orders, memory, storage, buffer_policy.pinned_way(memory))
-    ways = asdict(carried.course.way) if carried.course else {}
+    ways = asdict(carried.course.policy) if carried.course else {}
     chosen = {name: value for name, value in ways.items() if value and name != "direct"}
     return timed(job, given(job, carried.batches, orders)) | {"label": label, "setting": chosen, "partly": True}
 

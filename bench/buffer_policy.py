@@ -61,10 +61,10 @@ def carried_out(
         epochs=range(len(orders)),
         ahead=AHEAD,
         facts=(),
-        way=way,
+        policy=way,
     )
     pages, stored = course.pages, course.kept == "stored"
-    run = _run(layout, pages, course.page, stored, course.way.direct, course.terms.ahead, storage)
+    run = _run(layout, pages, course.page, stored, course.policy.direct, course.terms.ahead, storage)
     return Carried(course, _batches(run, orders, course.script), run.counts)
 
 

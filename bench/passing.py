@@ -89,7 +89,7 @@ def in_sweeps(samples: int, batch: int, share: float, epochs: int) -> Reading:
     order, step = np.array(found, np.int64).T
     at = _uses(of, batch, epochs)
     used = np.array([_next(at[:, sample], before) for sample, before in found])
-    return _reading(order, np.maximum(step, 1) - 1, used, DISK.gap if made.way.gap is None else made.way.gap)
+    return _reading(order, np.maximum(step, 1) - 1, used, DISK.gap if made.policy.gap is None else made.policy.gap)
 
 
 def _reading(order: Ints, step: Ints, used: Ints, gap: int) -> Reading:

@@ -21,20 +21,20 @@ class Counting(Dataset[Any]):
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self.samples = samples
-        self.given = 0
+        self.released = 0
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, index: int) -> Any:
-        self.given += 1
-        return index, self.given
+        self.released += 1
+        return index, self.released
 
     def state_dict(self) -> dict[str, Any]:
-        return {"given": self.given}
+        return {"given": self.released}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.given = state["given"]
+        self.released = state["given"]
 
 
 def share(samples: int) -> range:

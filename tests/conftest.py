@@ -80,7 +80,9 @@ def _leave_slow_out(items: list[pytest.Item]) -> None:
             every, number = mark.kwargs.get("every", 0), met[function, None]
             met[function, None] += 1
             met[function, given] += 1
-            if (given is None or given not in mark.kwargs.get("but", ())) and not (every and number % every == 0):
+            if (given is None or given not in mark.kwargs.get("but", ())) and not (
+                every and number % every == 0
+            ):
                 item.add_marker(pytest.mark.skip(reason=SLOW))
     if missing := named - met.keys():
         raise pytest.UsageError(f"marked slow but for what is not there: {sorted(missing)}")

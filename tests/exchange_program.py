@@ -43,7 +43,7 @@ def random(by: str, path: str, seed: int, letters: int = 1) -> dict[str, Any]:
         went, came = kit.travelling(plan)
         sent, received = sent + went, received + came
     counts = this.exchange.counts()
-    assert this.exchange.given == this.exchange.appended == base
+    assert this.exchange.released == this.exchange.appended == base
     assert (counts["sent_rows"], counts["received_rows"]) == (sent, received)
     assert counts["sent_bytes"] * letters == sent * kit.ROW_NBYTES
     assert counts["received_bytes"] * letters == received * kit.ROW_NBYTES
@@ -75,7 +75,7 @@ def bad(by: str, path: str, sample: int, letters: int = 1) -> dict[str, Any]:
                 assert str(error).startswith(head), error
                 assert "/z" in str(error), error
             this.exchange.forget(step)
-    assert this.exchange.given == 4 * STEPS
+    assert this.exchange.released == 4 * STEPS
     this.exchange.close()
     return {"told": told, "threads": settled()}
 
@@ -148,12 +148,12 @@ def window(by: str, path: str, most: int) -> dict[str, Any]:
     rng = np.random.default_rng(this.rank)
     for step in range(STEPS - most):
         for _ in range(int(rng.integers(0, 20))):
-            seen.add(this.running.given - this.exchange.given)
+            seen.add(this.running.released - this.exchange.released)
             time.sleep(0.002)
-        while this.running.given < step + most:  # it goes as far as it may
+        while this.running.released < step + most:  # it goes as far as it may
             time.sleep(0.002)
         kit.check(this, plan, 0, step)
-    seen.add(this.running.given - this.exchange.given)
+    seen.add(this.running.released - this.exchange.released)
     this.exchange.close()
     return {"most": max(seen)}
 

@@ -51,7 +51,7 @@ def injected(faults: Sequence[tuple[Any, ...]]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Way:
+class DirectSource:
     """A way by which bytes come."""
 
     name: str
@@ -61,14 +61,14 @@ class Way:
 
 
 WAYS = [
-    Way("threads", "pread"),
-    Way("past the page cache", "pread", False),
-    Way("into the buffer", "pread", None, "4MiB"),
-    *([Way("io_uring", "uring", False)] if uring_works() else []),
+    DirectSource("threads", "pread"),
+    DirectSource("past the page cache", "pread", False),
+    DirectSource("into the buffer", "pread", None, "4MiB"),
+    *([DirectSource("io_uring", "uring", False)] if uring_works() else []),
 ]
 
 
-def engine(way: Way) -> AbstractContextManager[None]:
+def engine(way: DirectSource) -> AbstractContextManager[None]:
     """A new engine of one thread, so that which calls it makes is known."""
     return kit.engine(1, way.backend)
 
@@ -110,7 +110,11 @@ class Outcome:
 
 
 def outcome(
-    path: str, way: Way, faults: Sequence[tuple[Any, ...]], act: Callable[[], None] | None = None, **options: Any
+    path: str,
+    way: DirectSource,
+    faults: Sequence[tuple[Any, ...]],
+    act: Callable[[], None] | None = None,
+    **options: Any,
 ) -> Outcome:
     """An epoch with faults; `act` happens after the first batch. What is handed out is right, or this fails."""
     expected, rows, error = truth_of(path), [], None

@@ -312,7 +312,7 @@ class Carrier:
     def step(self, rows: list[int], last: list[int]) -> None:
         self.counts["peak"] = max(self.counts["peak"], self.holds())
         missing = {row for row in rows if self.key(row) not in self.held}
-        assert self.course.way.direct or not missing, f"step {self.now}: {missing} are not there"
+        assert self.course.policy.direct or not missing, f"step {self.now}: {missing} are not there"
         late = [row for row in rows if self.held.get(self.key(row), 0) > self.now]
         assert not late, f"step {self.now}: {late} are asked for too late"
         self.counts["reads"] += len(missing)
@@ -330,11 +330,11 @@ def check_course(layout: Layout, course: Plan) -> None:
     carried = {"requests": 0, "bytes": 0}  # a request over the end of an epoch counts for either
     for epoch, counted in zip(course.epochs, course.counts, strict=True):
         begun, found = carrier.now, carrier.epoch(epoch)
-        peak = counted.peak if carrier.now > begun and course.way.pinned < region.items else found["peak"]
+        peak = counted.peak if carrier.now > begun and course.policy.pinned < region.items else found["peak"]
         assert (found["reads"], found["peak"]) == (counted.reads, peak), epoch
         carried = {name: carried[name] + found[name] for name in carried}
     whole = total(course.counts)
     assert carried == {"requests": whole.requests, "bytes": whole.bytes}
-    left = course.way.pinned  # samples; of units that are held whole, each is one
-    assert len(carrier.held) == (region.units_in(left) if course.way.whole else left)
-    assert left < region.items or carrier.holds() == region.held_nbytes(left, whole=course.way.whole)
+    left = course.policy.pinned  # samples; of units that are held whole, each is one
+    assert len(carrier.held) == (region.units_in(left) if course.policy.whole else left)
+    assert left < region.items or carrier.holds() == region.held_nbytes(left, whole=course.policy.whole)

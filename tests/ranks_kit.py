@@ -33,8 +33,8 @@ def steps_of(batches: list[list[list[int]]]) -> list[list[int]]:
     assert len({len(of_rank) for of_rank in batches}) == 1, "the ranks have different numbers of batches"
     steps = []
     for step in zip(*batches, strict=True):
-        in_turn = itertools.zip_longest(*step)
-        steps.append([index for turn in in_turn for index in turn if index is not None])
+        take_turns = itertools.zip_longest(*step)
+        steps.append([index for turn in take_turns for index in turn if index is not None])
     return steps
 
 

@@ -62,7 +62,7 @@ def test_a_run_ends_exactly_where_the_last_epoch_does(dataset: Any) -> None:
         passes(loader, 3)
         window = loader._buffered._window
         assert window is not None
-        assert run_of(loader).counts()["held_bytes"] == 60 * window.ways[0].pinned
+        assert run_of(loader).counts()["held_bytes"] == 60 * window.policies[0].pinned
         assert run_of(loader).appended == 3 * len(loader)
 
 
@@ -277,13 +277,13 @@ def test_where_there_is_no_batch_there_is_no_run(dataset: Any, runs: list[Runnin
 @pytest.mark.parametrize("order", sorted(ORDERS))
 def test_what_is_foreseen_is_what_comes(order: str, dataset: Any) -> None:
     loader = loader_of(dataset, order, buffer=0)
-    course = loader._course
+    course = loader._sampler_state
     course.as_arrays = True
     made = iter(course)
     for _ in made:
-        made.passage.advance()
-    course.finish(made.passage)
-    for number, make in zip(range(1, 4), made.passage.order.later(1), strict=False):
+        made.position.advance()
+    course.finish(made.position)
+    for number, make in zip(range(1, 4), made.position.order.later(1), strict=False):
         samples, starts = make()
         if hasattr(loader.sampler, "set_epoch"):
             loader.set_epoch(number)

@@ -86,7 +86,7 @@ def test_passing_over_batches_of_a_stream_without_a_state_is_said(
 
 def begin_at_hundred(worker: int) -> None:
     info: Any = get_worker_info()
-    info.dataset.given = 100 * (worker + 1)
+    info.dataset.released = 100 * (worker + 1)
 
 
 def test_the_users_init_function_comes_first_and_the_state_last() -> None:

@@ -200,7 +200,12 @@ def test_the_storage_is_given_measured_or_assumed(
         "from": "assumed: measure yours with `solar probe`",
     }
     given = asked(*SMALL, "--latency", "1us", "--bandwidth", "2GB/s", "--iops", "1M", capsys=capsys)["storage"]
-    assert (given["latency"], given["bandwidth"], given["iops"], given["gap"]) == (1e-6, 2e9, 1e6, 2000)
+    assert (given["latency"], given["bandwidth"], given["iops"], given["gap"]) == (
+        1e-6,
+        2e9,
+        1e6,
+        2000,
+    )
     kept = tmp_path / "disk.json"
     profile.save(_profile(Storage(0.25, 5e8, 100, 4)), kept)
     read = asked(*SMALL, "--profile", str(kept), capsys=capsys)["storage"]
@@ -459,7 +464,7 @@ def test_the_memory_is_full_and_never_more(per_unit: int, ranks: int, per_node: 
     assert len(found.held) == 3 * steps
     assert found.held.max() <= room
     assert found.held[: 2 * steps].min() > 0.75 * room
-    assert found.held[-1] <= plan.way.pinned * 100 + 10 * 100 * ranks
+    assert found.held[-1] <= plan.policy.pinned * 100 + 10 * 100 * ranks
     assert np.all(np.diff(found.step_at) > 0)
     assert found.place.min() >= 0
     assert found.place.max() < per_node / ranks

@@ -156,7 +156,9 @@ def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
     monkeypatch.setattr(ring_module, "ADOPTED_FROM", 0)
     made = pretend(monkeypatch, Eager)
     given = {"batch_size": 4, "shuffle": True, "drop_last": True, "ahead": 6} | options
-    host, there = loaders(H5Dataset(path, fields), **given | ({"drop_last": False} if "batch_size" in options else {}))
+    host, there = loaders(
+        H5Dataset(path, fields), **given | ({"drop_last": False} if "batch_size" in options else {})
+    )
     for _epoch in range(9):  # until as much memory was adopted as batches take at once
         for device in made:
             device.sources.clear()
@@ -239,7 +241,7 @@ def test_without_pinned_memory_batches_come_all_the_same_and_the_limit_is_named_
             raise RuntimeError("CUDA error: out of memory")
 
     pretend(monkeypatch, Unpinned)
-    monkeypatch.setattr(ring_module, "_told", threading.Event())
+    monkeypatch.setattr(ring_module, "_warned", threading.Event())
     host, there = loaders(H5Dataset(path, FIELDS), 6)
     with caplog.at_level(logging.WARNING):
         assert all_same(host, there)

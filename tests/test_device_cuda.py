@@ -75,7 +75,7 @@ def test_batches_that_native_code_copies_are_those_of_to(fields: Any, options: d
             if "dtype" in options:
                 one = {key: part.bfloat16() for key, part in one.items()} if isinstance(one, dict) else one.bfloat16()
             assert same(one, two)
-            assert number or isinstance(batches._straight.feed, LandedBatches)  # type: ignore[attr-defined]
+            assert number or isinstance(batches._direct.feed, LandedBatches)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("decode", ["host", "device"])

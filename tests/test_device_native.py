@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def lands(iterator: Any) -> bool:
     """Whether native code copies the batches that are to come."""
-    return iterator._straight is not None and isinstance(iterator._straight.feed, LandedBatches)
+    return iterator._direct is not None and isinstance(iterator._direct.feed, LandedBatches)
 
 
 FIELDS: dict[str, Any] = {

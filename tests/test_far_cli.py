@@ -75,7 +75,18 @@ def test_bench_compares_with_h5py_over_requests_of_its_own(
 ) -> None:
     monkeypatch.setattr(bench, "TRYING", 0.1)
     monkeypatch.setattr(bench, "LONGEST_ROUNDS", 0.1)
-    given = ["bench", web.url("one.h5"), "x", "--batch-size", "16", "--seconds", ".1", "--workers", "0", "--json"]
+    given = [
+        "bench",
+        web.url("one.h5"),
+        "x",
+        "--batch-size",
+        "16",
+        "--seconds",
+        ".1",
+        "--workers",
+        "0",
+        "--json",
+    ]
     assert main(given) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["compared"] > 0  # batches of both, value by value

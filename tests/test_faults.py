@@ -29,7 +29,7 @@ from faults_kit import (
     TABLE,
     WAYS,
     WIDTH,
-    Way,
+    DirectSource,
     check_page,
     engine,
     fault,
@@ -134,7 +134,7 @@ SLOW = {"reads fail for ever (EIO)"}  # by one way only; native/tests/faults_tes
 NOT_BUFFERED = {name for name, case in CASES.items() if case.act is not None}  # what is there already, comes
 
 
-def said_of(name: str, way: Way, folder: Path) -> str:
+def said_of(name: str, way: DirectSource, folder: Path) -> str:
     case = CASES[name]
     path = written(folder, **case.written)
     truth_of(path)
@@ -301,7 +301,7 @@ def test_the_page_lists_every_fault() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_a_file_system_that_hangs_when_files_are_looked_at_is_waited_for_as_long_as_timeout_says(
-    way: Way, tmp_path: Path
+    way: DirectSource, tmp_path: Path
 ) -> None:
     """The check that files are unchanged is no call of the consumer's thread: that would hang with the system."""
     path = written(tmp_path)

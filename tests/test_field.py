@@ -367,9 +367,9 @@ def test_a_field_does_not_change() -> None:
     mean[:] = 7
     assert field.convert(counted((1, 3))).tolist() == [[-1, 0, 1]]
     assert field.mean is not None
-    for given_back in (field, pickle.loads(pickle.dumps(field))):
+    for take_back in (field, pickle.loads(pickle.dumps(field))):
         with pytest.raises(ValueError, match="read-only"):
-            given_back.mean[0] = 3
+            take_back.mean[0] = 3
     with pytest.raises(dataclasses.FrozenInstanceError):
         field.name = "y"  # type: ignore[misc]
 

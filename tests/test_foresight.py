@@ -15,7 +15,7 @@ import torch.utils.data
 from solar import DataLoader, H5Dataset
 from solar.buffer.buffer import LoaderBuffer
 from solar.planning.pass_uses import SampleUses, alone
-from solar.planning.planned_passes import Piece, PlannedPasses, ways_after
+from solar.planning.planned_passes import Piece, PlannedPasses, policies_after
 from solar.planning.regions import whole_region
 from solar.planning.sweep import Counts, total
 from solar.planning.units import of_layout
@@ -90,7 +90,7 @@ def of_windows(dataset: H5Dataset, loader: DataLoader, orders: torch.Tensor, win
     pieces = [Piece(0, 0, whole_region(of_layout(dataset.layouts)))]
     for window in windows:
         makers = [lambda epoch=epoch: uses[epoch] for epoch in window]
-        ways = [None] if last is None else ways_after(last, len(window))
+        ways = [None] if last is None else policies_after(last, len(window))
         last = PlannedPasses(makers, 0, pieces, budget.parts, budget.batch, [DISK], ways, last is not None)
         found += [one for number in last.segments for one in last.counts(number)]
     return total(found)

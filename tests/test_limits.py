@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from faults_kit import BATCH, SAMPLES, WAYS, Way, engine, fault, injected, truth, written
+from faults_kit import BATCH, SAMPLES, WAYS, DirectSource, engine, fault, injected, truth, written
 from kit import settle
 
 from solar import DataLoader, H5Dataset, ReadError
@@ -116,7 +116,7 @@ def test_a_thousand_epochs_take_what_ten_take(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("after", range(3))
 def test_memory_that_is_not_to_be_had_is_one_error_and_the_next_epoch_comes(
-    way: Way, after: int, tmp_path: Path
+    way: DirectSource, after: int, tmp_path: Path
 ) -> None:
     # What a buffer has room for is decoded to its place, unless samples share a chunk.
     path = written(tmp_path, chunks=(4 if way.buffer else 1, 750), compression="gzip")

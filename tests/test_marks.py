@@ -360,7 +360,7 @@ def test_what_tune_compares_has_its_marks(tmp_path: Path) -> None:
         file["x"].attrs["_FillValue"] = np.float32(-9999)
     asked, rows = [Codec("lossless"), Codec("abs", 0.5), Codec("rel", 1e-2)], np.array([3, 5])
     with h5py.File(path, locking=False) as file, ThreadPoolExecutor(2) as pool:
-        source = AsStored(path, file, "x", asked, pool=pool, threads=2, told=lambda _: None)
+        source = AsStored(path, file, "x", asked, pool=pool, threads=2, progress=lambda _: None)
         for codec in source.codecs:
             back = source.samples(rows, source.back(codec, source.chunks(rows), Effort()))
             assert ((back == -9999) == (values[rows] == -9999)).all()

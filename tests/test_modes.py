@@ -43,7 +43,7 @@ def test_a_compressed_file_has_the_mode_of_its_original_and_is_never_wider(
     original.chmod(mode)
     before = os.umask(mask)
     try:
-        solar.io.codec.store.compress(original, target, "abs=1e-3", told=told)
+        solar.io.codec.store.compress(original, target, "abs=1e-3", progress=told)
     finally:
         os.umask(before)
     assert mode_of(target) == mode

@@ -64,7 +64,7 @@ def course_of(path: str, epochs: int, seed: int, whole: bool) -> tuple[Rows, Pla
 
     units, memory = of_layout(layout), layout.nbytes // 2
     way = RetentionPolicy(whole=True) if whole else RetentionPolicy()
-    made = plan_rows(epoch, units, memory=memory, storage=DISK, epochs=range(epochs), ahead=1, facts=(), way=way)
+    made = plan_rows(epoch, units, memory=memory, storage=DISK, epochs=range(epochs), ahead=1, facts=(), policy=way)
     return Rows(layout), made
 
 
@@ -84,7 +84,7 @@ def rank_of(spec: dict[str, Any], place: int, ranks: int, say: Callable[[Any], N
     seed = spec["seed"] + (1 if place == spec.get("differs") else 0)
     rows, course = course_of(spec["path"], spec["epochs"], seed, spec.get("whole", False))
     stored = course.kept == "stored"
-    parts = [RunPart(0, course.pages, course.page, stored, course.way.direct, course.terms.ahead, 0)]
+    parts = [RunPart(0, course.pages, course.page, stored, course.policy.direct, course.terms.ahead, 0)]
     node = join(spec["door"], place, names_of(ranks), shared_nbytes(parts), 5)
     running = Running([rows], parts, 2, 1 << 20, node)
     wanted: list[Any] = []

@@ -173,7 +173,7 @@ def test_a_run_takes_what_was_planned_without_it(
         assert stats["bytes"] == wanted.bytes
     pages = [one.pages * one.page for one in plan.windows[0].parts()]
     assert run["peak_bytes"] <= sum(pages)
-    if len(pages) == 1 and not plan.windows[0].plans[0].way.direct:
+    if len(pages) == 1 and not plan.windows[0].plans[0].policy.direct:
         assert run["peak_bytes"] == said.peak
     assert stats["peak_bytes"] <= plan.peak_nbytes <= memory
     if asked.sampler == "planned" and asked.epochs is not None:

@@ -73,15 +73,15 @@ def test_what_a_data_loader_takes_from_the_same_generator_is_skipped() -> None:
 
 
 def test_given_sequences_may_repeat_samples_and_have_an_end() -> None:
-    made = torch_shuffles.given([[3, 3, 0], [1, 2, 3]], 4)
+    made = torch_shuffles.of_sequences([[3, 3, 0], [1, 2, 3]], 4)
     assert (made.samples, made.uses, made.epochs) == (4, 3, 2)
     assert made.of(0).tolist() == [3, 3, 0]
     with pytest.raises(PlanError, match="epoch 1 takes samples 0 to 4; the data set has 0 to 3"):
-        torch_shuffles.given([[0, 1], [0, 4]], 4)
+        torch_shuffles.of_sequences([[0, 1], [0, 4]], 4)
     with pytest.raises(PlanError, match="must be equally many"):
-        torch_shuffles.given([[0, 1], [0]], 4)
+        torch_shuffles.of_sequences([[0, 1], [0]], 4)
     with pytest.raises(PlanError, match="no sequence"):
-        torch_shuffles.given([], 4)
+        torch_shuffles.of_sequences([], 4)
 
 
 def test_steps_keep_the_last_one_short_or_drop_it() -> None:
@@ -101,7 +101,7 @@ def test_orders_are_named_by_what_makes_them() -> None:
         torch_shuffles.distributed(10),
         torch_shuffles.distributed(10, seed=1),
         torch_shuffles.random(10),
-        torch_shuffles.given([range(10)], 10),
+        torch_shuffles.of_sequences([range(10)], 10),
     ]
     assert len({one.facts for one in names}) == len(names)
 

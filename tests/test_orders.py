@@ -194,7 +194,12 @@ def test_each_weight_has_its_part_of_the_table(weights: list[int]) -> None:
 
 def test_torch_and_lists_and_whole_numbers_are_weights_too() -> None:
     numbers = [1, 0, 5, 2]
-    given: list[Any] = [numbers, np.array(numbers), torch.tensor(numbers), torch.tensor(numbers, dtype=torch.float32)]
+    given: list[Any] = [
+        numbers,
+        np.array(numbers),
+        torch.tensor(numbers),
+        torch.tensor(numbers, dtype=torch.float32),
+    ]
     assert len({tuple(PlanSampler(Sized(4), 1, 0, weights=one, num_samples=99)) for one in given}) == 1
 
 

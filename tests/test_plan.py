@@ -56,7 +56,7 @@ def rows(
     memory: int,
     on: Storage,
     epochs: int,
-    way: RetentionPolicy | None = None,
+    policy: RetentionPolicy | None = None,
 ) -> Plan:
     """The plan of one process, which reads each step when the one before is done."""
     starts = torch_shuffles.steps(made, batch)
@@ -64,7 +64,7 @@ def rows(
     def of(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         return made.of(epoch), starts
 
-    return plan_rows(of, units, memory=memory, storage=on, epochs=range(epochs), ahead=0, facts=(), way=way)
+    return plan_rows(of, units, memory=memory, storage=on, epochs=range(epochs), ahead=0, facts=(), policy=policy)
 
 
 @given(st.data())
@@ -79,7 +79,7 @@ def test_each_nodes_plan_runs_without_a_late_read_within_its_memory_and_its_coun
     made: ShuffledUses = torch_shuffles.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
     if data.draw(st.booleans()) and ranks == 1:
         sequences = [np.random.default_rng(seed).integers(0, units.samples, 30) for seed in range(3)]
-        made = torch_shuffles.given(sequences, units.samples)
+        made = torch_shuffles.of_sequences(sequences, units.samples)
     batch = data.draw(st.integers(1, 2))
     drop_last = data.draw(st.booleans()) and made.uses >= batch * ranks
     on = storage(data.draw(st.sampled_from([1, 401, 9000, 10**5])))

@@ -114,17 +114,20 @@ def test_reads_requests_and_bytes_are_those_of_a_simulation_of_its_own(
     seeds = [0] if common else range(jobs)
     naive = [naive_steps(samples, seeds, batch, epoch) for epoch in range(epochs)]
     assert plan.uses == [samples * jobs]
-    kept, room = made.way.pinned, made.terms.room - 10**6 * made.way.pinned  # what stays is no matter for the head
+    kept, room = (
+        made.policy.pinned,
+        made.terms.room - 10**6 * made.policy.pinned,
+    )  # what stays is no matter for the head
     swept = [[[item - kept for item in step if item >= kept] for step in steps] for steps in naive]
     data = Data([1] * samples, [10**6 * at for at in range(samples)], [10**6] * samples)
     every = [step for steps in swept for step in steps]
-    if made.way.direct:
+    if made.policy.direct:
         reads = [data.joined(sorted(step), made.terms.gap) for step in every]
         found = [sum(getattr(one, name) for one in made.counts) for name in ("reads", "requests", "bytes")]
         assert found == [sum(map(len, every)), *map(sum, zip(*reads, strict=True))]
         return
-    epoch_of = [epoch for epoch, steps in enumerate(swept) for _ in steps] if made.way.lasting else None
-    issued, _, _ = sweeps(data, every, room, made.way.burst, made.terms.ahead, epoch_of)
+    epoch_of = [epoch for epoch, steps in enumerate(swept) for _ in steps] if made.policy.lasting else None
+    issued, _, _ = sweeps(data, every, room, made.policy.burst, made.terms.ahead, epoch_of)
     first, requests, nbytes = 1, 0, 0
     for epoch, steps in enumerate(swept):
         here = issued[first : first + len(steps)]

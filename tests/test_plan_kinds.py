@@ -21,7 +21,7 @@ from solar.planning.regions import whole_region
 from solar.planning.sweep import RetentionPolicy, in_items, total
 from solar.planning.units import uniform
 from solar.samples.row_windows import windows
-from solar.samples.source import SampleSource, h5_beneath
+from solar.samples.source import SampleSource, sample_source
 from solar.values import Storage
 
 EPOCHS = range(6)
@@ -49,7 +49,7 @@ def rows_of(folder: Path) -> list[Piece]:
 
 
 def read(data: H5Dataset) -> list[Piece]:
-    source = h5_beneath(data)
+    source = sample_source(data)
     assert isinstance(source, SampleSource)
     return pieces_of(source)
 

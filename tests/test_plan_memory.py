@@ -86,4 +86,4 @@ def test_a_known_pass_is_drawn_without_an_object_for_each_batch(ranks: int) -> N
         state.as_arrays = True
         indices = Indices(state)
         assert peak_of(indices.at_once) <= 1.5  # where batches begin, and a rank's part; not torch's own memory
-        assert indices.passage.batches == 0
+        assert indices.position.batches == 0

@@ -80,11 +80,11 @@ def test_whatever_is_planned_is_there_when_used_within_its_memory_and_counted_ex
     units, epochs = of_layout(layout), data.draw(some_epochs(layout.samples))
     gap, ahead = data.draw(st.sampled_from([1, 401, 9000, 10**5])), data.draw(st.integers(0, 3))
     memory = layout.nbytes * data.draw(st.just(0) | st.integers(20, 110)) // 100
-    way = data.draw(some_ways(units))
+    policy = data.draw(some_ways(units))
     try:
-        course = planned(epochs, units, memory, gap, ahead=ahead, way=way)
+        course = planned(epochs, units, memory, gap, ahead=ahead, policy=policy)
     except PlanError:
-        assert memory or way
+        assert memory or policy
         return
     assert max(one.peak for one in course.counts) <= course.pages * course.page <= memory
     assert course.terms.ahead <= ahead
@@ -133,8 +133,8 @@ def test_units_that_are_alike_are_planned_as_if_each_were_listed(
     place, nbytes = np.arange(count) * size, np.full(count, size)
     listed = Units(103, per_unit, 1000, size, stored is not None, first, place, nbytes)
     one, other = (planned(shuffles(103, 5, 3), units, memory, 3000) for units in (alike, listed))
-    assert (one.way, one.counts, one.start_counts, one.pages) == (
-        other.way,
+    assert (one.policy, one.counts, one.start_counts, one.pages) == (
+        other.policy,
         other.counts,
         other.start_counts,
         other.pages,
@@ -159,12 +159,12 @@ def test_what_is_chosen_is_never_dearer_than_nothing_kept_or_pinning(data: st.Da
         before = Counts()  # what the sweep has in memory before the first step; what is pinned outlasts the course
         if course.marks:
             sweep = course.marks[0].copy()
-            sweep.back(*swept_uses(course.region, course.way, course.uses(0)))
+            sweep.back(*swept_uses(course.region, course.policy, course.uses(0)))
             before = Counts(*sweep.residents()[0])
         return costs.reading_seconds(total([*course.counts, before]), units, storage(gap))
 
-    for way in (RetentionPolicy(direct=True), RetentionPolicy(most, direct=most < units.samples)):
-        assert cost(chosen) <= cost(planned(epochs, units, memory, gap, way=way)) * (1 + 1e-9)
+    for policy in (RetentionPolicy(direct=True), RetentionPolicy(most, direct=most < units.samples)):
+        assert cost(chosen) <= cost(planned(epochs, units, memory, gap, policy=policy)) * (1 + 1e-9)
 
 
 @given(st.data())
@@ -173,17 +173,17 @@ def test_the_least_memory_that_an_error_names_works(data: st.DataObject) -> None
     layout = data.draw(some_layouts())
     units, epochs = of_layout(layout), data.draw(some_epochs(layout.samples))
     try:
-        planned(epochs, units, 1, 401, way=RetentionPolicy())
+        planned(epochs, units, 1, 401, policy=RetentionPolicy())
     except PlanError as refused:
         found = re.search(r"give at least ([0-9,]+), or 0", str(refused))
     else:  # nothing that is used was ever written
         return
     assert found
     least = int(found[1].replace(",", ""))
-    course = planned(epochs, units, least, 401, ahead=2, way=RetentionPolicy())
+    course = planned(epochs, units, least, 401, ahead=2, policy=RetentionPolicy())
     assert (course.terms.ahead, max(one.peak for one in course.counts)) == (0, least)
     with pytest.raises(PlanError, match="give at least"):
-        planned(epochs, units, least - 1, 401, way=RetentionPolicy())
+        planned(epochs, units, least - 1, 401, policy=RetentionPolicy())
 
 
 def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_where_that_gains() -> None:
@@ -196,13 +196,13 @@ def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_wher
         )  # fmt: skip
 
     large, small, little = chosen(800, 3 << 20, 0.75), chosen(4000, 65536, 0.5), chosen(8000, 65536, 0.1)
-    assert large.way.lasting
+    assert large.policy.lasting
     assert large.counts[2].bytes < 1.15 * 0.25 * (800 * 3 << 20)
-    assert (small.way.lasting, small.way.direct, small.terms.gap) == (False, False, disks.gap)
-    assert little.terms.gap == little.way.gap == disks.gap // 2
+    assert (small.policy.lasting, small.policy.direct, small.terms.gap) == (False, False, disks.gap)
+    assert little.terms.gap == little.policy.gap == disks.gap // 2
     wide = plan_rows(
         shuffles(8000, 8, 6).__getitem__, uniform(8000, 65536), memory=800 * 65536, storage=disks, epochs=range(6),
-        ahead=4, facts=(), way=RetentionPolicy(),
+        ahead=4, facts=(), policy=RetentionPolicy(),
     )  # fmt: skip
     spent, more = (disks.seconds(one.counts[2].requests, one.counts[2].bytes) for one in (little, wide))
     assert spent < 0.9 * more
@@ -219,7 +219,7 @@ def test_steps_on_their_way_take_no_more_than_an_eighth_of_the_memory() -> None:
 def test_what_the_first_epoch_of_a_new_course_needs_is_its_own() -> None:
     units, epochs = uniform(300, 1000), shuffles(300, 4, 6)
     whole = planned(epochs, units, 60_000, 3000)
-    later = planned(epochs, units, 60_000, 3000, epochs=range(2, 4), way=whole.way)
+    later = planned(epochs, units, 60_000, 3000, epochs=range(2, 4), policy=whole.policy)
     assert later.epochs == range(2, 4)
     assert len(later.script(2).start) > 0
     assert len(later.script(3).start) == len(whole.script(2).start) == 0
@@ -237,10 +237,10 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         ahead: int = 0,
         facts: tuple[object, ...] = ("seed", 1),
         epochs: range = range(2),
-        way: RetentionPolicy | None = None,
+        policy: RetentionPolicy | None = None,
     ) -> str:
         sequences = shuffles(samples, steps, 3)
-        settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "way": way}
+        settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "policy": policy}
         return planned(sequences, uniform(samples, 1000), memory, gap, **settings_).digest
 
     others = [digest(401), digest(memory=200_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
@@ -248,7 +248,7 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         digest(facts=("seed", 2)),
         digest(epochs=range(3)),
         digest(epochs=range(1, 3)),
-        digest(way=RetentionPolicy(7)),
+        digest(policy=RetentionPolicy(7)),
     ]
     assert digest() == digest()
     assert len({digest(), *others}) == len(others) + 1
@@ -300,28 +300,28 @@ def test_what_was_chosen_can_be_planned_again() -> None:
     """A sweep has to have room for what a step uses beside the pinned part, not for all that it uses."""
     epochs, units, memory = shuffles(2200, 300, 2), uniform(2200, 32768), 2200 * 32768 * 9 // 10
 
-    def made(way: RetentionPolicy | None) -> Plan:
+    def made(policy: RetentionPolicy | None) -> Plan:
         storage = Storage(1e-3, 1e9, 500)
         return plan_rows(
-            epochs.__getitem__, units, memory=memory, storage=storage, epochs=range(2), ahead=6, facts=(), way=way
+            epochs.__getitem__, units, memory=memory, storage=storage, epochs=range(2), ahead=6, facts=(), policy=policy
         )
 
     chosen = made(None)
-    assert (chosen.way.pinned + 300) * 32768 > memory
-    assert not chosen.way.direct
-    assert made(chosen.way).way == chosen.way
+    assert (chosen.policy.pinned + 300) * 32768 > memory
+    assert not chosen.policy.direct
+    assert made(chosen.policy).policy == chosen.policy
 
 
 def test_ways_and_memory_that_do_not_fit_are_refused() -> None:
     epochs = shuffles(40, 4, 2)
     with pytest.raises(PlanError, match="whole units, of up to 4"):
-        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, way=RetentionPolicy(5))
+        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, policy=RetentionPolicy(5))
     with pytest.raises(PlanError, match="41 pinned samples of 40"):
-        planned(epochs, uniform(40, 10), 4000, 1, way=RetentionPolicy(41))
+        planned(epochs, uniform(40, 10), 4000, 1, policy=RetentionPolicy(41))
     with pytest.raises(PlanError, match="neither can be below 0"):
         planned(epochs, uniform(40, 10), -1, 1)
     with pytest.raises(PlanError, match="and what is pinned 200; give at least 240"):
-        planned(epochs, uniform(40, 10), 220, 1, way=RetentionPolicy(20))
+        planned(epochs, uniform(40, 10), 220, 1, policy=RetentionPolicy(20))
 
 
 def test_where_bytes_decide_steps_ahead_take_little_memory_and_where_requests_do_as_much_as_they_may() -> None:
@@ -329,9 +329,9 @@ def test_where_bytes_decide_steps_ahead_take_little_memory_and_where_requests_do
     for gap, step in ((1e5, 20_000), (4000, 20_000), (1e5, 1000)):
         cut = [(items, np.arange(0, 2001, step // 1000)) for items, _ in sequences]
         made = planned(cut, units, 500_000, gap, ahead=6)
-        given = planned(cut, units, 500_000, gap, ahead=6, way=replace(made.way, ahead=None))
+        given = planned(cut, units, 500_000, gap, ahead=6, policy=replace(made.policy, ahead=None))
         assert given.terms.ahead == min(6, 500_000 // 8 // step - 1)
-        ways.append((made.way.ahead, total(made.counts).bytes, total(given.counts).bytes))
+        ways.append((made.policy.ahead, total(made.counts).bytes, total(given.counts).bytes))
     (few, less, more), *others = ways
     assert few == 0 and less < more
     assert [ahead for ahead, _, _ in others] == [None, None]

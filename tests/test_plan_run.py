@@ -55,7 +55,7 @@ def carried_out(courses: list[Plan], layout: Layout, values: Any) -> dict[str, i
     """What a native run of all epochs counts, after its batches were compared."""
     run, one = _native.Run(Engine.get(), 3, 1 << 24), courses[0]
     stored, ahead, gap = one.kept == "stored", one.terms.ahead, one.terms.gap
-    run.part(source_of(layout, 0, True), 0, one.pages, one.page, stored, one.way.direct, ahead, gap)
+    run.part(source_of(layout, 0, True), 0, one.pages, one.page, stored, one.policy.direct, ahead, gap)
     scripts = [course.script(epoch) for course in courses for epoch in course.epochs]
     for epoch in scripts:
         plan = (epoch.rows, None, epoch.starts, epoch.last, epoch.loads, epoch.ends)
@@ -94,12 +94,13 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
     ways += [RetentionPolicy(whole=True)] if True in whole_region(units).kinds else []
     done = 0
     for percent in (0, 12, 30, 60, 120):
-        for way in ways:
+        for policy in ways:
             memory = layout.nbytes * percent // 100
             try:
                 course = plan_rows(
-                    epochs.__getitem__, units, memory=memory, storage=DISK, epochs=range(4), ahead=1, facts=(), way=way
-                )
+                    epochs.__getitem__, units, memory=memory, storage=DISK, epochs=range(4), ahead=1, facts=(),
+                    policy=policy,
+                )  # fmt: skip
             except PlanError:
                 continue
             check_counts([course], layout, values)
@@ -109,13 +110,13 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
 
 
 @pytest.mark.parametrize(
-    "way", [None, RetentionPolicy(16), RetentionPolicy(16, direct=True), RetentionPolicy(16, whole=True)]
+    "policy", [None, RetentionPolicy(16), RetentionPolicy(16, direct=True), RetentionPolicy(16, whole=True)]
 )
-def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, way: RetentionPolicy | None) -> None:
+def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, policy: RetentionPolicy | None) -> None:
     layout, values = files(tmp_path, (4, *SHAPE), True, 2, 1)
     settings: dict[str, Any] = {"storage": DISK, "ahead": 0, "memory": layout.nbytes // 2, "facts": ()}
     of, units = sequences(layout.samples, 1).__getitem__, of_layout(layout)
-    first = plan_rows(of, units, epochs=range(2), way=way, **settings)
-    second = plan_rows(of, units, epochs=range(2, 4), way=first.way, holding=True, **settings)
-    assert second.start_counts.reads < first.start_counts.reads or first.way.pinned == 0
+    first = plan_rows(of, units, epochs=range(2), policy=policy, **settings)
+    second = plan_rows(of, units, epochs=range(2, 4), policy=first.policy, holding=True, **settings)
+    assert second.start_counts.reads < first.start_counts.reads or first.policy.pinned == 0
     check_counts([first, second], layout, values)

@@ -37,7 +37,7 @@ def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: RetentionPoli
     exact = total(one.counts for one in steady(region, way, shuffled, epochs, measured, terms))
     thin = thin_region(region, shuffled, MOST)
     assert thin.every == 10
-    some = steady(thin.region, thin.way(way), thin.uses, epochs, measured, thin.terms(terms))
+    some = steady(thin.region, thin.policy(way), thin.uses, epochs, measured, thin.terms(terms))
     found = thin.counts(total(one.counts for one in some))
     assert found.bytes == pytest.approx(exact.bytes, rel=0.03)
     # Where a head passes over everything there are few requests, and what counts is what they take beside the bytes.

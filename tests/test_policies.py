@@ -17,14 +17,14 @@ ONE = World(0, 1)
 
 
 def sequence(*epochs: list[int]) -> torch_shuffles.ShuffledUses:
-    return torch_shuffles.given(epochs, 1 + max(map(max, epochs)))
+    return torch_shuffles.of_sequences(epochs, 1 + max(map(max, epochs)))
 
 
 def shuffled(samples: int, ranks: int = 1, epochs: int = 3) -> torch_shuffles.ShuffledUses:
     """Random epochs, padded as torch does."""
     rng = np.random.default_rng(9)
     uses = -(-samples // ranks) * ranks
-    return torch_shuffles.given([np.resize(rng.permutation(samples), uses) for _ in range(epochs)], samples)
+    return torch_shuffles.of_sequences([np.resize(rng.permutation(samples), uses) for _ in range(epochs)], samples)
 
 
 def counts(outcome: Outcome) -> tuple[float, float, float, float]:

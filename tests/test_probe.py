@@ -104,7 +104,7 @@ def test_where_nothing_bypasses_the_page_cache_it_is_emptied_and_that_is_said(
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "posix_fadvise", count)
     lines: list[str] = []
-    made = probe(large, 0.05, told=lines.append)
+    made = probe(large, 0.05, progress=lines.append)
     assert all(rate.bypassed == 0 for rate in made.rates if rate.nbytes == LARGE_REQUEST)
     assert "through the page cache" in made.how or "memory" in made.how
     assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * (1 + len(lines))
@@ -161,7 +161,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(large: str) -> None:
         os.truncate(large, SMALL_REQUEST)
 
     with pytest.raises(SolarError, match=r"large\.bin"):
-        probe(large, 0.05, told=shrink)
+        probe(large, 0.05, progress=shrink)
 
 
 # --- what the rates mean ----

@@ -38,7 +38,7 @@ from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.cli import main
 from solar.planning.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.service.service import Service
-from solar.service.window import Member, in_turn, own_of
+from solar.service.window import Member, own_of, take_turns
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -411,7 +411,7 @@ def test_a_member_that_has_nothing_left_leaves_the_others_their_data_sets() -> N
     first = SampleUses(np.zeros(8, np.int64), rows, starts)
     other = SampleUses(np.arange(16) % 2, np.arange(16, dtype=np.int32), np.arange(0, 17, 4))
     both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), [one], deque()) for one in (first, other)]
-    turns = in_turn(both, [1.0, 1.0])
+    turns = take_turns(both, [1.0, 1.0])
     assert shared_steps(own_of(turns, 2, 4))[0].same(
         other._replace(which=other.which[8:], rows=other.rows[8:], starts=starts)
     )

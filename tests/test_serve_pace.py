@@ -19,7 +19,7 @@ from solar import DataLoader, H5Dataset, PlanSampler
 from solar.planning.pass_uses import SampleUses, shared_steps
 from solar.service.pace import StragglerPolicy, rates, typical
 from solar.service.shared_reader import SharedReader
-from solar.service.window import Member, in_turn, own_of, shares_of
+from solar.service.window import Member, own_of, shares_of, take_turns
 
 _ = scan  # a fixture
 
@@ -44,7 +44,7 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
     members = [of(order(draw, int(draw.integers(1, 60)))) for _ in range(4)]
     wanted = [1.0, *draw.uniform(0.05, 1, 3)]
     members[1].planned = min(5, members[1].known - 1)  # some of it was planned before
-    turns = in_turn(members, wanted)
+    turns = take_turns(members, wanted)
     steps, data = 1 + max(int(one.steps[-1]) for one in turns), SimpleNamespace(fields=[[4]])
     data.counts, data.within = (lambda uses: uses.sizes[:, None]), (lambda uses: None)
     seen: dict[int, list[int]] = {id(one): [] for one in members}
@@ -70,7 +70,7 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
 def test_who_has_a_third_of_the_pace_has_every_third_step_while_the_others_are_there() -> None:
     draw = np.random.default_rng(1)
     fast, slow = of(order(draw, 30)), of(order(draw, 30))
-    own = in_turn([fast, slow], [1.0, 1 / 3])
+    own = take_turns([fast, slow], [1.0, 1 / 3])
     assert own[0].steps.tolist() == list(range(30))
     assert own[1].steps[:10].tolist() == list(range(1, 30, 3))
     assert own[1].steps[10:].tolist() == list(range(30, 50))  # and then each step is its own
@@ -154,7 +154,7 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
     slack, changes = StragglerPolicy(2.0), list[int]()
     for one in both:
         one.ledger.waits = one.planned = 1
-    turns = in_turn(both, slack.rates(both))
+    turns = take_turns(both, slack.rates(both))
     for step in range(2000):
         for number, one in enumerate(both):  # who is slow takes turns, with each plan
             one.lately.extend([1.0 if number == len(changes) % 2 else 0.1] * 32)
@@ -164,7 +164,7 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
         slack.look(1.0, True, both)
         if slack.is_off(turns):
             changes.append(step)
-            turns = in_turn(both, slack.rates(both))
+            turns = take_turns(both, slack.rates(both))
             slack.begin()
     gaps = [later - one for one, later in pairwise([-1, *changes])]
     assert bool(gaps) == held
@@ -178,7 +178,7 @@ def test_a_plan_is_changed_when_it_has_cost_as_much_as_another(becomes: str, clo
     for one in both:
         one.ledger.waits = one.planned = 1
         one.lately.append(0.1)
-    turns = [one._replace(rate=0.5 if becomes == "faster" else 1.0) for one in in_turn(both, [1.0, 1.0])]
+    turns = [one._replace(rate=0.5 if becomes == "faster" else 1.0) for one in take_turns(both, [1.0, 1.0])]
     for number, one in enumerate(both):
         one.lately.extend([1.0 if number and becomes == "slower" else 0.1] * 32)
     slack.rates(both)

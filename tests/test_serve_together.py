@@ -17,13 +17,13 @@ from solar.errors import ReadError
 from solar.planning.pass_uses import SampleUses, alone
 from solar.planning.planned_passes import PlannedPasses
 from solar.planning.sweep import Counts, total
-from solar.samples.source import SampleSource, h5_beneath
+from solar.samples.source import SampleSource, sample_source
 from solar.service.cluster import Cluster, Said
 from solar.service.scheduler import ENTRIES, Scheduler
 from solar.service.served_data import description_of, served_data
 from solar.service.shared_data import SharedData, open_data
 from solar.service.shared_reader import SharedReader, SharedReaders, memory_parts
-from solar.service.window import Member, Window, WindowShare, fits, in_turn, stretch
+from solar.service.window import Member, Window, WindowShare, fits, stretch, take_turns
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -70,7 +70,7 @@ def shared(data: H5Dataset) -> SharedData:
 
 
 def beneath(data: H5Dataset) -> SampleSource:
-    found = h5_beneath(data)
+    found = sample_source(data)
     assert isinstance(found, SampleSource)
     return found
 
@@ -86,7 +86,7 @@ def nodes_of(
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, of_node = len(wires), shared(data)
         one = Scheduler(of_node, memory, 2.0, Cluster(wire, of_node, 1))
-        one.together.begin(one.changed, lambda why: None)
+        one.cluster.begin(one.changed, lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
             for epoch in range(2):
@@ -96,7 +96,7 @@ def nodes_of(
             slots = max(int(of_node.slots(uses).max()) for uses in epochs)
             ledger = _native.Ledger(ENTRIES, len(of_node.fields), most)
             one.members.append(Member("a job", seed, most, slots, ledger, epochs, deque(), 0, 0))
-        found.append((one, in_turn(one.members, [1.0] * len(own), others=len(wires) > 1)))
+        found.append((one, take_turns(one.members, [1.0] * len(own), others=len(wires) > 1)))
     return found
 
 
@@ -105,7 +105,7 @@ def planned(nodes: list[tuple[Scheduler, list[WindowShare]]]) -> list[Window]:
     found: dict[int, Window | None] = {}
 
     def plan(one: Scheduler, here: list[WindowShare]) -> None:
-        found[one.together.rank] = one._window(here)
+        found[one.cluster.rank] = one._window(here)
 
     threads = [threading.Thread(target=plan, args=node) for node in nodes]
     for thread in threads:
@@ -126,7 +126,7 @@ def counts_of(windows: Sequence[Window]) -> list[Counts]:
 def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[int]], scan: Path) -> None:
     nodes = nodes_of(scan, seeds)
     windows = planned(nodes)
-    homes = [one.together.pieces(one.opened.pieces)[0].region for one, _ in nodes]
+    homes = [one.cluster.pieces(one.opened.pieces)[0].region for one, _ in nodes]
     assert [homes[0].begin, *(home.end for home in homes)] == [
         SAMPLES * rank // len(nodes) for rank in range(len(nodes) + 1)
     ]
@@ -192,10 +192,10 @@ def test_where_a_part_of_the_next_epoch_is_known_what_memory_holds_for_it_leaves
         [(one, here)] = nodes_of(scan, [seeds], SAMPLES * 1024 // 4)
         if first:
             [window] = planned([(one, here)])
-            assert window.passes.ways[0].lasting
+            assert window.passes.policies[0].lasting
         for member in one.members:
             member.planned = begin
-        [window] = planned([(one, in_turn(one.members, [1.0] * len(seeds)))])
+        [window] = planned([(one, take_turns(one.members, [1.0] * len(seeds)))])
         half = len(window.passes.segments) // 2
         return total([count for plan in window.passes.plans for count in plan.counts[:half]])
 
@@ -229,12 +229,12 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     [(one, _)] = nodes_of(scan, [[1, 2]], int(share * SAMPLES * 1024))
     for member in one.members:
         member.planned = member.known - int(left * SAMPLES / BATCH)
-    here = in_turn(one.members, [1.0, 1.0])
+    here = take_turns(one.members, [1.0, 1.0])
     [window] = planned([(one, here)])
     assert len(window.passes.segments) > 4
     every = alone(stretch(one.opened, here, 0, len(here[0].steps)))
     whole = PlannedPasses(
-        [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.ways, False
+        [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.policies, False
     )
     took, wanted = (total(counts_of([one])) for one in (window, window._replace(passes=whole)))
     assert took.reads == wanted.reads and took.requests <= wanted.requests + len(window.passes.segments)
@@ -254,13 +254,13 @@ def test_where_one_ends_nobody_goes_on_waiting(scan: Path) -> None:
 
     def waits() -> None:
         try:
-            nodes[0][0].together.all("anything")
+            nodes[0][0].cluster.all("anything")
         except ReadError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=waits)
     thread.start()
-    nodes[1][0].together.end("its memory is divided anew")
+    nodes[1][0].cluster.end("its memory is divided anew")
     thread.join(60)
     assert said == ["its memory is divided anew"]
 

@@ -60,7 +60,7 @@ def test_a_round_that_one_node_does_not_join_is_said_and_ends(
 
     def waits() -> None:
         with pytest.raises(ReadError) as error:
-            nodes[0][0].together.all("anything")
+            nodes[0][0].cluster.all("anything")
         said.append(str(error.value))
 
     with caplog.at_level(logging.INFO, "solar"):

@@ -304,14 +304,14 @@ def test_a_virtual_dataset_that_is_named_gets_values_of_its_own(zoo_of_all: Path
 def test_an_original_that_changes_meanwhile_is_refused(make: Make, tmp_path: Path) -> None:
     path = make("a.h5", x=smooth(20, 40, 40))
     with pytest.raises(LayoutError, match="changed while it was compressed"):
-        compress(path, tmp_path / "b.h5", "lossless", told=lambda progress: os.utime(path))
+        compress(path, tmp_path / "b.h5", "lossless", progress=lambda progress: os.utime(path))
     assert [one.name for one in tmp_path.iterdir()] == ["a.h5"]
 
 
 def test_a_target_that_came_to_be_meanwhile_is_kept(make: Make, tmp_path: Path) -> None:
     path = make("a.h5", x=smooth(20, 40, 40))
     with pytest.raises(PlanError, match="came to be meanwhile"):
-        compress(path, tmp_path / "b.h5", "lossless", told=lambda _: (tmp_path / "b.h5").write_text("mine"))
+        compress(path, tmp_path / "b.h5", "lossless", progress=lambda _: (tmp_path / "b.h5").write_text("mine"))
     assert (tmp_path / "b.h5").read_text() == "mine"
     assert not [*tmp_path.glob(".*")]
 

@@ -46,7 +46,7 @@ def loader_of(path: Path, fields: Any = "x", batch: int = BATCH, **options: Any)
 
 def goes_straight(iterator: Any) -> bool:
     assert isinstance(iterator, EpochIterator)
-    return iterator._straight is not None
+    return iterator._direct is not None
 
 
 def calls(batches: Iterator[Any]) -> int:

@@ -160,7 +160,13 @@ def test_windows_are_shared_and_sent_as_rows_are(ranks: int, nodes: int, tmp_pat
     for number, options in enumerate(LAYOUTS):
         path = written(tmp_path / f"{number}.h5", samples, options)
         for exchange, balance in (("auto", None), ("read", None), ("auto", "uneven")):
-            given = {"samples": samples, "exchange": exchange, "balance": balance, "fields": fields, "steps": steps}
+            given = {
+                "samples": samples,
+                "exchange": exchange,
+                "balance": balance,
+                "fields": fields,
+                "steps": steps,
+            }
             cases.append(case([path], **given, buffer=500_000 * ranks, known=3))
     for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
         check(one, found, torchs=nodes == 1 and one["balance"] is None)

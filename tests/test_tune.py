@@ -367,7 +367,7 @@ def test_samples_come_from_whole_chunks_however_these_are_cut(
     path, rows = make("a.h5", x=values), np.array([3, 17, 48, 49])
     with h5py.File(path, locking=False) as file, ThreadPoolExecutor(2) as pool:
         asked = [Codec("rel", 1e-3)]
-        source = AsStored(path, file, "x", asked, pool=pool, threads=2, told=lambda _: None)
+        source = AsStored(path, file, "x", asked, pool=pool, threads=2, progress=lambda _: None)
         chunks, effort = source.chunks(rows), Effort()
         assert (len(source.part.chunk), source.part.grid.whole_rows) == (4, largest > 1 << 10)
         np.testing.assert_array_equal(source.samples(rows, chunks), values[rows])

@@ -41,7 +41,7 @@ class Progress:
     again: int = 0  # the part of `done` that an earlier run had encoded
 
 
-Report = Callable[[Progress], object]
+ProgressCallback = Callable[[Progress], object]
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,21 @@ def _part_of_json(said: dict[str, Any]) -> Part:
 
 
 def prepare(
-    path: str, file: Any, codecs: Codecs, *, chunk_samples: int | None, pool: Executor, threads: int, report: Report
+    path: str,
+    file: Any,
+    codecs: Codecs,
+    *,
+    chunk_samples: int | None,
+    pool: Executor,
+    threads: int,
+    progress: ProgressCallback,
 ) -> Prepared:
     """Decides how to compress an open file. Reads some chunks of each dataset; all if its bound is relative."""
     selected, left = select(file, codecs, chunk_samples)
     parts, expected = [], REST_OF_FILE
     for part in selected:
         try:
-            part, nbytes = _ready(part, path, file[part.name], pool, threads, report)
+            part, nbytes = _ready(part, path, file[part.name], pool, threads, progress)
         except SolarError as error:
             if codecs.get(part.name) is not None:
                 raise error if path in str(error) else type(error)(f"{path}: {part.name}: {error}") from None
@@ -126,26 +133,30 @@ def prepare(
     return Prepared(tuple(parts), tuple(left), expected + sum(one.nbytes for one in left))
 
 
-def _ready(part: Part, path: str, dataset: Any, pool: Executor, threads: int, report: Report) -> tuple[Part, int]:
+def _ready(
+    part: Part, path: str, dataset: Any, pool: Executor, threads: int, progress: ProgressCallback
+) -> tuple[Part, int]:
     """The part with its absolute bound and its tables, and its estimated bytes."""
     pieces, marks = Pieces(path, dataset, part), marks_of(dataset)
     codec, unit = in_stored_unit(part.codec, dataset)
     part = replace(part, codec=codec, unit=unit)
     if part.codec.kind == "rel":
-        part = _with_range(part, pieces, marks, pool, threads, report)
+        part = _with_range(part, pieces, marks, pool, threads, progress)
     part = replace(part, codec=marks.kept_by(part.codec))
-    report(Progress("sample", part.name, 0, part.nbytes))
+    progress(Progress("sample", part.name, 0, part.nbytes))
     return _with_tables(part, pieces, pool)
 
 
-def _with_range(part: Part, pieces: Pieces, marks: Marks, pool: Executor, threads: int, report: Report) -> Part:
+def _with_range(
+    part: Part, pieces: Pieces, marks: Marks, pool: Executor, threads: int, progress: ProgressCallback
+) -> Part:
     """The part with its bound as a number: a share of the range of all its values."""
     least: float | int = math.inf
     largest: float | int = -math.inf
     work = ((task, pool.submit(pieces.extremes, *task, marks)) for task in part.grid.tasks(part.stored_rows))
     for (first, count), (low, high) in results_in_order(work, tasks_ahead(part, threads)):
         least, largest = min(least, low), max(largest, high)
-        report(Progress("range", part.name, min(part.nbytes, (first + count) * part.grid.chunk_nbytes), part.nbytes))
+        progress(Progress("range", part.name, min(part.nbytes, (first + count) * part.grid.chunk_nbytes), part.nbytes))
     span = span_between([(least, largest)])
     if Fraction(part.codec.bound) * span > Fraction(sys.float_info.max):
         raise LayoutError(f"its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER")

@@ -29,7 +29,7 @@ OUR_ATTRIBUTES = (
 PLAIN_FILTERS = (1, 2, 3, 4, 5, 6, 32000)  # those that make the same of their values when a dataset is made again
 HARD, SOFT, EXTERNAL = h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL
 
-Report = Callable[[int], object]
+ProgressCallback = Callable[[int], object]
 
 
 class Chosen(Protocol):
@@ -50,7 +50,7 @@ class _Copy:
     source: Any  # h5py.File
     target: Any
     chosen: Mapping[str, Chosen]
-    report: Report
+    progress: ProgressCallback
     moved: bool  # to another folder, where names relative to the file lead nowhere
     homes: dict[int, bytes] = field(default_factory=dict)  # by the address of an object, the path it was made at
     types: dict[int, Any] = field(default_factory=dict)  # the copies of committed types, by the address
@@ -58,14 +58,14 @@ class _Copy:
 
 
 def copy_structure(
-    source: Any, target: Any, chosen: Mapping[str, Chosen], report: Report = lambda nbytes: None
+    source: Any, target: Any, chosen: Mapping[str, Chosen], progress: ProgressCallback = lambda nbytes: None
 ) -> list[str]:
     """Copies `source` to the empty file `target`; gives what could not be kept.
 
-    The chosen datasets, by path, get new chunk shape and filter, but no chunks. `told` is called with bytes copied.
+    The chosen datasets, by path, get new chunk shape and filter, but no chunks. `progress` is called with bytes copied.
     """
     moved = Path(source.filename).resolve().parent != Path(target.filename).resolve().parent
-    copy = _Copy(source, target, chosen, report, moved)
+    copy = _Copy(source, target, chosen, progress, moved)
     copy.homes[h5py.h5o.get_info(source["/"].id).addr] = b"/"
     pending: list[tuple[bytes, Iterator[tuple[bytes, Any]]]] = [(b"/", iter(links_of(source["/"].id)))]
     while pending:  # no recursion: groups may be nested deeper than Python's stack
@@ -211,7 +211,7 @@ def _copy_dataset(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, sho
         if not Path(file).is_absolute() and file != ".":
             copy.lost.append(f"{shown}: values in {file}, which is looked for beside the new file from now on")
     _copied_by_hdf5(made, there, name, how)
-    copy.report(made.get_storage_size())
+    copy.progress(made.get_storage_size())
     if kind.committed():
         copied = h5py.h5d.open(there, name).get_type()
         copy.types.setdefault(h5py.h5o.get_info(kind).addr, copied)
@@ -264,7 +264,7 @@ def _copy_chunks(copy: _Copy, made: Any, out: Any) -> bool:
         except (OSError, RuntimeError):  # where those at the edge are stored without filters
             return False
         out.write_direct_chunk(at, stored, mask)
-        copy.report(len(stored))
+        copy.progress(len(stored))
     return True
 
 
@@ -276,7 +276,7 @@ def _copy_slabs(copy: _Copy, made: Any, out: Any) -> bool:
     for begin, count in slabs(made.shape, kind.get_size(), COPIED_AT_ONCE // 4):
         values = stored_values(made, begin, count)
         out.write(*spaces(made, begin, count), values, kind)
-        copy.report(values.nbytes)
+        copy.progress(values.nbytes)
     return True
 
 

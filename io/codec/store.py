@@ -30,7 +30,15 @@ from solar.io.channels.control import Ranks
 from solar.io.codec.chunk_values import Pieces
 from solar.io.codec.codec import Codec, parse
 from solar.io.codec.filters import filter_packages, registered
-from solar.io.codec.preparation import Prepared, Progress, Report, codec_as_json, prepare, results_in_order, tasks_ahead
+from solar.io.codec.preparation import (
+    Prepared,
+    Progress,
+    ProgressCallback,
+    codec_as_json,
+    prepare,
+    results_in_order,
+    tasks_ahead,
+)
 from solar.io.codec.selection import REST, Codecs, Left, Part
 from solar.io.codec.skeleton import H5_ERRORS, copy_structure
 from solar.io.codec.unfinished import Leftover, Unfinished, leftover, leftovers
@@ -62,7 +70,7 @@ def compress(
     chunk_samples: int | None = None,
     threads: int | None = None,
     force: bool = False,
-    report: Report | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Stored:
     """Writes the file `target`: all of the file `source`, with its samples compressed.
 
@@ -82,7 +90,7 @@ def compress(
     True
     """
     options: dict[str, Any] = {"chunk_samples": chunk_samples, "threads": threads}
-    return write_compressed(source, target, codec, None, force=force, report=report, **options)
+    return write_compressed(source, target, codec, None, force=force, progress=progress, **options)
 
 
 class Others(Protocol):
@@ -104,7 +112,7 @@ def write_compressed(
     chunk_samples: int | None,
     threads: int | None,
     force: bool,
-    report: Report | None,
+    progress: ProgressCallback | None,
 ) -> Stored:
     """`compress` with the help of other processes."""
     path, out = Path(source), Path(os.path.realpath(target))
@@ -119,7 +127,7 @@ def write_compressed(
         file = after.enter_context(open_file_checked(path))
         pool = ThreadPoolExecutor(threads, "solar-compress")
         after.callback(pool.shutdown, cancel_futures=True)
-        run = _Run(path, out, file, pool, threads, report or no_progress, others)
+        run = _Run(path, out, file, pool, threads, progress or no_progress, others)
         head = {"input": run.facts, "settings": _settings(codecs, chunk_samples), "first": 0}
         run.before = _before(out, head, force)
         after.callback(run.let_go)
@@ -128,7 +136,7 @@ def write_compressed(
         else:
             options: dict[str, Any] = {"chunk_samples": chunk_samples, "pool": pool, "threads": threads}
             with _naming_files(path, out):
-                prepared = prepare(str(path), file, codecs, report=run.report, **options)
+                prepared = prepare(str(path), file, codecs, progress=run.progress, **options)
         check_disk(out, prepared)
         return run.write(prepared, head | prepared.as_json(), force)
 
@@ -231,7 +239,7 @@ class _Run:
     file: Any
     pool: Executor
     threads: int
-    report: Report
+    progress: ProgressCallback
     others: Others | None
 
     def __post_init__(self) -> None:
@@ -296,12 +304,12 @@ class _Run:
     def _fill(self, made: Any, unfinished: Unfinished, prepared: Prepared) -> list[str]:
         copied, to_copy = 0, sum(one.nbytes for one in prepared.left)
 
-        def report(nbytes: int) -> None:
+        def progress(nbytes: int) -> None:
             nonlocal copied
             copied += nbytes
-            self.report(Progress("copy", "", min(copied, to_copy), to_copy))
+            self.progress(Progress("copy", "", min(copied, to_copy), to_copy))
 
-        lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, report)
+        lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, progress)
         self._all = sum(part.nbytes for part in prepared.parts)
         for part in prepared.parts:
             made[part.name].attrs[BOUND_ATTRIBUTE] = np.bytes_(json.dumps(part.promise))
@@ -327,7 +335,7 @@ class _Run:
             self._stored[part.name] += nbytes
             self._done += values
             self._again += values if again else 0
-            self.report(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
+            self.progress(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
 
     def _begun(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
         """The chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
@@ -413,7 +421,7 @@ def compress_together(
     chunk_samples: int | None = None,
     threads: int | None = None,
     force: bool = False,
-    report: Report | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Stored | None:
     """`solar.io.codec.store.compress` by all ranks together, with the same arguments. Rank 0 gets the result.
 
@@ -421,7 +429,7 @@ def compress_together(
     """
     if ranks.rank == 0:
         options: dict[str, Any] = {"chunk_samples": chunk_samples, "threads": threads}
-        stored = write_compressed(source, target, codec, _Others(ranks), force=force, report=report, **options)
+        stored = write_compressed(source, target, codec, _Others(ranks), force=force, progress=progress, **options)
         ranks.tell("done")
         return stored
     task = ranks.tell(None)

@@ -28,7 +28,7 @@ from solar.io.codec.diff import differences
 from solar.io.codec.filters import readable, registered
 from solar.io.codec.grid import Grid, slabs, stored_values
 from solar.io.codec.judge import Judged, Meaning, float_below, judged, meaning_of
-from solar.io.codec.preparation import Progress, Report, results_in_order
+from solar.io.codec.preparation import Progress, ProgressCallback, results_in_order
 from solar.io.codec.selection import datasets_of, has_our_chunks
 from solar.io.codec.skeleton import H5_ERRORS
 from solar.io.codec.store import BOUND_ATTRIBUTE
@@ -67,7 +67,7 @@ class Checked:
         return not self.bad
 
 
-def check_chunks(path: str, pool: Executor, threads: int, report: Report) -> Checked:
+def check_chunks(path: str, pool: Executor, threads: int, progress: ProgressCallback) -> Checked:
     """Reads every chunk of a file."""
     look(Path(path))
     with open_file_checked(Path(path)) as file:
@@ -88,7 +88,7 @@ def check_chunks(path: str, pool: Executor, threads: int, report: Report) -> Che
                 for (count, nbytes), found in results_in_order(work, TASKS_A_THREAD * threads):
                     chunks, done = chunks + count, done + nbytes
                     bad += found
-                    report(Progress("check", layout.name, done, everything))
+                    progress(Progress("check", layout.name, done, everything))
     return Checked(chunks, everything, tuple(bad))
 
 
@@ -206,7 +206,7 @@ def verify(
     target: str | os.PathLike[str] | None = None,
     *,
     threads: int | None = None,
-    report: Report | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Verified | Checked:
     """Compares `target` with `source`, each value within its bound; with one file, checks that every chunk decodes.
 
@@ -219,15 +219,15 @@ def verify(
     True
     """
     threads = threads or len(os.sched_getaffinity(0))
-    report = report or (lambda progress: None)
+    progress = progress or (lambda progress: None)
     with ThreadPoolExecutor(threads, "solar-verify") as pool:
         try:
             if target is None:
-                return check_chunks(str(source), pool, threads, report)
+                return check_chunks(str(source), pool, threads, progress)
             look(Path(source))
             look(Path(target))
             with open_file_checked(Path(source)) as here, open_file_checked(Path(target)) as there:
-                return _compare(here, there, pool, threads, report)
+                return _compare(here, there, pool, threads, progress)
         except SolarError:
             raise
         except H5_ERRORS as error:
@@ -240,7 +240,7 @@ def verify(
 # --- two files ----
 
 
-def _compare(here: Any, there: Any, pool: Executor, threads: int, report: Report) -> Verified:
+def _compare(here: Any, there: Any, pool: Executor, threads: int, progress: ProgressCallback) -> Verified:
     compressed = {name: dataset for name, dataset in datasets_of(there).items() if _is_compressed(dataset)}
     found = list(differences(here, there, set(compressed)))
     originals, fields = datasets_of(here), []
@@ -264,7 +264,7 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, report: Report
         for part in _compare_dataset(original, reader, plug_in, said, pool, threads):
             parts.append(part)
             done += part.values * restored.dtype.itemsize
-            report(Progress("verify", name, done, everything))
+            progress(Progress("verify", name, done, everything))
         rounded, said = said.bound, said.within(parts)
         if said.bound < rounded or (said.bound > rounded and any(part.found.beyond for part in parts)):
             parts = list(_compare_dataset(original, reader, plug_in, said, pool, threads))

@@ -40,7 +40,7 @@ class Run(Protocol):
     @property
     def appended(self) -> int: ...  # batches appended so far
     @property
-    def given(self) -> int: ...  # batches that nobody will ask for again
+    def released(self) -> int: ...  # batches that nobody will ask for again
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: Any) -> None: ...
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]: ...
@@ -71,7 +71,7 @@ class Running:
         self.rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
         self._several = any(one.extents is not None for one in self.rows)  # of which fields are read together
         self.row_nbytes = [nbytes for one in self.rows for nbytes in one.parts_nbytes]  # of a sample of each field
-        self.given = 0  # batches that nobody will ask for again
+        self.released = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # received from the run, not yet looked at
         self._here: dict[int, Any] = {}
@@ -139,7 +139,7 @@ class Running:
         """Hands this batch over to whoever waited for it."""
         if self._here.pop(number, None) is not None:
             with self._counting:
-                self.given += 1
+                self.released += 1
 
     def forget(self, number: int) -> None:
         """Drops a batch that nobody will ask for, whether it is there or comes later."""
@@ -161,7 +161,7 @@ class Running:
             self._reclaim = reclaim
             return self._run
 
-    def given_back(self, handed: int, left: Iterable[Any], error: Exception | None) -> None:
+    def take_back(self, handed: int, left: Iterable[Any], error: Exception | None) -> None:
         """Takes the native run back, of which so many batches were handed out. The others that were taken are left."""
         self._taken += handed
         for one in (*left, *([] if error is None else [error])):
@@ -174,7 +174,7 @@ class Running:
     def passed(self) -> None:
         """Counts a batch that whoever has the native run handed out."""
         with self._counting:
-            self.given += 1
+            self.released += 1
 
     def _take(self, seconds: float) -> None:
         run = self._run

@@ -21,11 +21,11 @@ COPIED_PIECE = 8 << 20  # bytes of a request
 COPIED_TOGETHER = 16  # of them
 NOT_ALONG = ("virtual", "external")  # storages whose values would not come along
 
-Report = Callable[[int, int], None]  # bytes that are here, of all
+ProgressCallback = Callable[[int, int], None]  # bytes that are here, of all
 
 
 @contextmanager
-def local_copy(url: str, beside: Path, report: Report) -> Iterator[Path]:
+def local_copy(url: str, beside: Path, progress: ProgressCallback) -> Iterator[Path]:
     """The copy, while it is used; in errors it has its URL for a name.
 
     It lies with `beside`, under a name of this object. What was ended amid its use leaves it there for the next time.
@@ -43,7 +43,7 @@ def local_copy(url: str, beside: Path, report: Report) -> Iterator[Path]:
             other.unlink(missing_ok=True)
     if not _ours(path) or is_unversioned(url):
         path.unlink(missing_ok=True)
-        _bring(url, was, path, report)
+        _bring(url, was, path, progress)
     try:
         yield path
     except SolarError as error:
@@ -61,7 +61,7 @@ def _ours(path: Path) -> bool:
     return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
 
 
-def _bring(url: str, was: Identity, path: Path, report: Report) -> None:
+def _bring(url: str, was: Identity, path: Path, progress: ProgressCallback) -> None:
     """All of it, or an error and nothing."""
     nbytes, free = was[0], shutil.disk_usage(path.parent).free
     if nbytes > free:
@@ -82,7 +82,7 @@ def _bring(url: str, was: Identity, path: Path, report: Report) -> None:
         here = 0
         for written in threads.map(piece, range(0, nbytes, COPIED_PIECE)):
             here += written
-            report(here, nbytes)
+            progress(here, nbytes)
         part.rename(path)
     finally:
         threads.shutdown(cancel_futures=True)

@@ -47,26 +47,26 @@ WRITE_BLOCK = 4 << 20  # of the temporary file, written at a time
 
 IN_MEMORY = {"tmpfs", "ramfs"}
 
-Report = Callable[[str], object]
+ProgressCallback = Callable[[str], object]
 
 
 def probe(
-    path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, report: Report | None = None
+    path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, progress: ProgressCallback | None = None
 ) -> Profile:
     """The profile of the storage that `path` lies on, measured in about so many seconds: a third of them each round.
 
-    In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `told` is
+    In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `progress` is
     called with a line of progress now and then.
     """
-    report = report or no_lines
+    progress = progress or no_lines
     load = load_average()
     with contextlib.ExitStack() as after:
         file = os.fspath(path)
         if Path(file).is_dir():
-            report(f"writing a temporary file of {nbytes:,} bytes in {file}")
+            progress(f"writing a temporary file of {nbytes:,} bytes in {file}")
             file = after.enter_context(temporary_file(file, nbytes))
         measured = _File.of(file)
-        rounds = probe_rounds(measured, seconds, report)
+        rounds = probe_rounds(measured, seconds, progress)
         measured.drop()
         held = measured.held()  # not before the rates: looking brings in what is looked for
     kind = "an object store or the web" if is_url(file) else file_system(path)
@@ -206,21 +206,21 @@ def _is_held(descriptor: int, offset: int) -> bool:
         return False
 
 
-def probe_rounds(file: _File, seconds: float, report: Report) -> list[tuple[Rate, ...]]:
+def probe_rounds(file: _File, seconds: float, progress: ProgressCallback) -> list[tuple[Rate, ...]]:
     """Returns the rates of each round. A round goes on in the file where the one before ended."""
     places = {nbytes: itertools.cycle(rows_to_read(file, nbytes)) for nbytes in DEPTHS}
     found = []
     for number in range(1, ROUNDS + 1):
 
         def of_round(line: str, number: int = number) -> None:
-            report(f"round {number} of {ROUNDS}: {line}")
+            progress(f"round {number} of {ROUNDS}: {line}")
 
         found.append(tuple(measure_rates(file, seconds / ROUNDS, places, of_round)))
     return found
 
 
 def measure_rates(
-    file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], report: Report
+    file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], progress: ProgressCallback
 ) -> Iterator[Rate]:
     """Each size at each depth, until more in flight gains nothing twice."""
     share = seconds / sum(map(len, DEPTHS.values()))
@@ -232,7 +232,7 @@ def measure_rates(
                 break  # or the same bytes would be in flight twice
             file.drop()
             rate = (_small_rate if nbytes == SMALL_REQUEST else _large_rate)(file, depth, places, share)
-            report(f"{nbytes:>9,} bytes, {depth:>2} in flight: {rate.per_second:,.0f} requests/s")
+            progress(f"{nbytes:>9,} bytes, {depth:>2} in flight: {rate.per_second:,.0f} requests/s")
             yield rate
             in_vain = 0 if rate.per_second > WORTH_MORE_DEPTH * most else in_vain + 1
             most = max(most, rate.per_second)

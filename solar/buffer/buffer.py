@@ -20,7 +20,7 @@ from solar.buffer.located import (
     HeldData,
     PassPlan,
     QueuedPass,
-    layouts_beneath,
+    layouts_of_source,
     most_rows_per_sample,
     not_held,
     pieces_of,
@@ -42,8 +42,8 @@ from solar.planning.planned_passes import (
     goes_on,
     in_words,
     packed_ratio,
-    planned_together,
-    ways_after,
+    passes_per_plan,
+    policies_after,
 )
 from solar.planning.served import encoding_nbytes, packable, tables_nbytes
 from solar.planning.sweep import Counts, RetentionPolicy, total
@@ -58,7 +58,7 @@ def packings(
     layouts: Sequence[Layout],
     storages: Sequence[Storage],
     memory: int,
-    together: RankGroup | None,
+    rank_group: RankGroup | None,
 ) -> list[RowPacking | None]:
     """Returns how each piece may be held packed in this memory; None if it may not.
 
@@ -68,20 +68,20 @@ def packings(
 
     pairs = zip(pieces, layouts, strict=True)
     # Blocks are cut where they lie.
-    asked = [may_be_packed(one) and not own.in_blocks for own, one in pairs]
-    if not any(asked):
+    packable = [may_be_packed(one) and not own.in_blocks for own, one in pairs]
+    if not any(packable):
         return [None] * len(pieces)
     share = memory / sum(piece.region.items * piece.units.sample_nbytes for piece in pieces)
     found = [
         try_packing(layout, storage, share) if may and share < 1 else None
-        for layout, storage, may in zip(layouts, storages, asked, strict=True)
+        for layout, storage, may in zip(layouts, storages, packable, strict=True)
     ]
-    if together is None:
+    if rank_group is None:
         return [on_cores(one, reading_threads()) for one in found]
     pages = {str(at): one.nbytes if one else 0 for at, one in enumerate(found)}
-    least = together.least({"cores": reading_threads(), **pages, **{f"-{at}": -page for at, page in pages.items()}})
+    least = rank_group.least({"cores": reading_threads(), **pages, **{f"-{at}": -page for at, page in pages.items()}})
     most = {at: -least[f"-{at}"] for at in pages}
-    cores = least["cores"] * len(together.names)
+    cores = least["cores"] * len(rank_group.names)
     return [on_cores(one, cores) if least[at] == most[at] else None for at, one in zip(pages, found, strict=True)]
 
 
@@ -120,7 +120,7 @@ class LoaderBuffer:
         check_exchange(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
-        self._nbytes, self._asked = sizing.requested_bytes(buffer), str(buffer)
+        self._nbytes, self._peeked = sizing.requested_bytes(buffer), str(buffer)
         self._epochs, self.storage, self._stats = epochs, sizing.checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
@@ -133,11 +133,11 @@ class LoaderBuffer:
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._nbytes_chosen: int | None = None  # bytes, once it is known what is to be read
         self._apart = 1  # processes of this node that have a buffer of that size each
         self._warm = False  # chosen for what the page cache holds; ranks together may see that differently
         self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
-        self._together: RankGroup | None = None
+        self._rank_group: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[RetentionPolicy | None]] = (None, [])  # chosen last, and under which conditions
         self._packings: list[RowPacking | None] | None = None  # of each piece, once it was tried
@@ -157,9 +157,9 @@ class LoaderBuffer:
         self._holder: HeldData | None = None
         self._budget: Budget | None = None
 
-    def share(self, beneath: SampleSource) -> float:
+    def share(self, source: SampleSource) -> float:
         """How much of the data the buffer has room for; 0: there is none."""
-        return min(1.0, (self._chosen or 0) / max(1, sum(one.stored_nbytes for one in beneath.layouts())))
+        return min(1.0, (self._nbytes_chosen or 0) / max(1, sum(one.stored_nbytes for one in source.layouts())))
 
     # --- an iterator begins, and ends ----
 
@@ -168,22 +168,22 @@ class LoaderBuffer:
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
     def room(
-        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
+        self, source: SampleSource, sampler_state: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> RankMemory | None:  # fmt: skip
         """Returns the memory of a pass that begins; None if its batches are read without the buffer."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
         with self._lock:
-            if self._chosen is None:
-                self._chosen = self._choose(beneath, course, order, own, replaced)
-            if not self._chosen or self._held_by_another(None):
+            if self._nbytes_chosen is None:
+                self._nbytes_chosen = self._choose(source, sampler_state, order, own, replaced)
+            if not self._nbytes_chosen or self._held_by_another(None):
                 return None
-            if self._together is not None:
-                self._together.replaced = replaced
+            if self._rank_group is not None:
+                self._rank_group.replaced = replaced
             self._guessed, self.foreseen = order.guessed, order.is_foreseen
-            left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            return RankMemory(self._together, self._chosen, self._apart, left)
+            left = None if self._epochs is None else max(0, self._epochs - sampler_state.epoch - 1)
+            return RankMemory(self._rank_group, self._nbytes_chosen, self._apart, left)
 
     def _held_by_another(self, hold: HeldData | None) -> bool:
         if self._holder is not None and self._holder.orphaned:
@@ -192,27 +192,27 @@ class LoaderBuffer:
         if self._holder is None or self._holder is hold:
             return False
         said = "another iterator of this loader takes batches from its buffer"
-        if self._together is not None and self._together.balance == "uneven":
+        if self._rank_group is not None and self._rank_group.balance == "uneven":
             raise PlanError(f'{said}, and with balance="uneven" there is no reading without: end that one first')
         log.info("%s: this one reads without", said)
         return True
 
     def _choose(
-        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
+        self, source: SampleSource, sampler_state: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> int:  # fmt: skip
         """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and says why."""
-        layouts = layouts_beneath(beneath)
-        if refused := not_held(beneath, self._asked if self._nbytes else ""):
+        layouts = layouts_of_source(source)
+        if refused := not_held(source, self._peeked if self._nbytes else ""):
             if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
         left = self._nbytes == 0 or (self._nbytes is None and not order.fixed)
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
-        batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
+        batch, all_ = sampler_state.batch_size or 1, 1 if found is None else found.ranks
         self._weighed = cache(
-            partial(worthwhile_bytes, beneath, batch * all_, self.storage, own(batch), ranks, self._epochs)
+            partial(worthwhile_bytes, source, batch * all_, self.storage, own(batch), ranks, self._epochs)
         )
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
@@ -224,21 +224,21 @@ class LoaderBuffer:
             level = logging.DEBUG if why == sizing.FITS else logging.INFO
             log.log(level, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
-            self._together = None
+            self._rank_group = None
             if nbytes and found is None:
                 check_alone(self._balance)
             elif nbytes and found is not None:
-                facts = {name: getattr(course.cutter, name) for name in ("batch_size", "drop_last")}
-                facts |= {"buffer": self._asked, "epochs": self._epochs}
-                of, wanted = (beneath, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
-                self._together = RankGroup(found, *of, facts, nbytes, bool(wanted), replaced)
+                facts = {name: getattr(sampler_state.cutter, name) for name in ("batch_size", "drop_last")}
+                facts |= {"buffer": self._peeked, "epochs": self._epochs}
+                of, wanted = (source, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
+                self._rank_group = RankGroup(found, *of, facts, nbytes, bool(wanted), replaced)
         except PlanError as error:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
             log.warning("no buffer, which nobody has asked for: %s", error)
             self._weighed = None
             return 0
-        return nbytes if self._together is None else self._together.nbytes
+        return nbytes if self._rank_group is None else self._rank_group.nbytes
 
     def advice(self, *, shuffled: bool = False, mixed: int = 0) -> str:
         """Describes what a buffer would gain, or this one if more of the order were known, or if it were another.
@@ -248,7 +248,7 @@ class LoaderBuffer:
         window = self._window
         if window is not None:
             foreseen = sizing.foresight(window, self._epochs) if self._guessed and len(window.segments) == 1 else ""
-            alone = self._together is None
+            alone = self._rank_group is None
             other = sizing.mixed_gain(window, self._epochs) if shuffled and alone and not foreseen else ""
             if mixed > (fits := sizing.fitting_window(window)) and alone:
                 other = (
@@ -256,7 +256,7 @@ class LoaderBuffer:
                     f"are read again. With window={fits} or less, or more memory, less would be read."
                 )
             return " ".join(filter(None, (foreseen, other)))
-        nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
+        nbytes, why = (0, "") if self._nbytes_chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
     served = foreseen = False  # a service has made batches; the order of the passes to come is known
@@ -296,8 +296,8 @@ class LoaderBuffer:
         if queued is not None and not queued.segment.same(plan.segment):
             self._end()
             queued = None
-        if queued is not None and self._together is not None:
-            self._together.check_files(self.running)
+        if queued is not None and self._rank_group is not None:
+            self._rank_group.check_files(self.running)
         if queued is None:
             try:
                 queued = self._new_window(plan, amid)
@@ -305,7 +305,7 @@ class LoaderBuffer:
                 if self._nbytes is not None:
                     raise
                 log.info("no buffer: %s", error)  # which nobody has asked for
-                self._chosen, self._weighed = 0, None
+                self._nbytes_chosen, self._weighed = 0, None
         return queued
 
     def _foretold(self) -> bool:
@@ -318,7 +318,7 @@ class LoaderBuffer:
             log.log(level, "the passes to come could not be planned beforehand: %r", error)
             return False
         # Batches that nobody takes would be in the way.
-        return running.given == (self._queue[0].base if self._queue else running.appended)
+        return running.released == (self._queue[0].base if self._queue else running.appended)
 
     def leave(self, hold: HeldData, whole: bool) -> None:
         """The pass takes no more. The run goes on if it took all."""
@@ -343,72 +343,74 @@ class LoaderBuffer:
 
         None amid a pass, whose run cannot be left: its batches are on their way.
         """
-        if (together := self._together) is not None and self.running is not None:
+        if (rank_group := self._rank_group) is not None and self.running is not None:
             self._end()  # all ranks begin anew
-        own = plan.needs()._replace(encodes=encoding_nbytes(self._read(plan.beneath)))
-        needs = [own] if together is None else together.needs({**plan.facts, "buffer": self._chosen}, own)
-        with nullcontext() if together is None else together.agreeing():
+        own = plan.needs()._replace(encodes=encoding_nbytes(self._read(plan.source)))
+        needs = [own] if rank_group is None else rank_group.needs({**plan.facts, "buffer": self._nbytes_chosen}, own)
+        with nullcontext() if rank_group is None else rank_group.agreeing():
             found = self._window_of(plan, amid, needs)
         if found is None:
             return None
         window, self._budget, self._later = found
         if self.running is None:
-            self._start(plan.beneath, window, self._budget)
+            self._start(plan.source, window, self._budget)
         return self._append(window)
 
     def _window_of(
         self, plan: PassPlan, amid: bool, needs: list[Needs]
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
-        segment, beneath = plan.segment, plan.beneath
-        pieces, later = self._read(beneath), chain([lambda: segment], plan.later())
+        segment, source = plan.segment, plan.source
+        pieces, later = self._read(source), chain([lambda: segment], plan.later())
         every = wholes([piece.region for piece in pieces])
-        budget = divide_memory(self._chosen or 0, plan.batch, needs, every, tables_nbytes(pieces), self._apart)
-        if self._together is not None:
+        budget = divide_memory(self._nbytes_chosen or 0, plan.batch, needs, every, tables_nbytes(pieces), self._apart)
+        if self._rank_group is not None:
             self._threads = sum(one.threads for one in needs)
         if budget != self._budget and self.running is not None:
             if amid:
                 return None
             self._end()
-        uses = len(segment.planned.rows) * most_rows_per_sample(beneath)
-        makers = list(islice(later, planned_together(uses, first=True)))
-        window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
+        uses = len(segment.planned.rows) * most_rows_per_sample(source)
+        makers = list(islice(later, passes_per_plan(uses, first=True)))
+        window = apart(lambda stopped: self._planned(makers, source, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
                 return None
             self._end()
-            window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
+            window = apart(lambda stopped: self._planned(makers, source, budget, stopped))
         return window, budget, later
 
     def _planned(
         self,
         makers: list[Callable[[], PassUses]],
-        beneath: SampleSource | None,
+        source: SampleSource | None,
         budget: Budget,
         stopped: threading.Event,
     ) -> PlannedPasses:
         """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
-            pieces, ways, storages = last.pieces, ways_after(last, len(makers)), last.storages
+            pieces, ways, storages = last.pieces, policies_after(last, len(makers)), last.storages
         else:
-            assert beneath is not None, "what is read is told with the first passes"
-            pieces = packable(self._read(beneath), budget.scratch)
+            assert source is not None, "what is read is told with the first passes"
+            pieces = packable(self._read(source), budget.scratch)
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
-            storages, _ = sizing.storages_of(layouts_beneath(beneath), self.storage, self._threads, warm=self._warm)
+            storages, _ = sizing.storages_of(layouts_of_source(source), self.storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
-        self._ways = kind, window.ways
+        self._ways = kind, window.policies
         return window
 
-    def _read(self, beneath: SampleSource) -> list[Piece]:
+    def _read(self, source: SampleSource) -> list[Piece]:
         """Returns the pieces to plan."""
         if not self._pieces:
-            found = pieces_of(beneath) if self._together is None else self._together.pieces()
+            found = pieces_of(source) if self._rank_group is None else self._rank_group.pieces()
             if self._packings is None:
-                storages, _ = sizing.storages_of(layouts_beneath(beneath), self.storage, None, warm=self._warm)
-                self._packings = packings(found, layouts_beneath(beneath), storages, self._chosen or 0, self._together)
+                storages, _ = sizing.storages_of(layouts_of_source(source), self.storage, None, warm=self._warm)
+                self._packings = packings(
+                    found, layouts_of_source(source), storages, self._nbytes_chosen or 0, self._rank_group
+                )
             self._pieces = with_packings(found, self._packings)
         return self._pieces
 
@@ -417,12 +419,12 @@ class LoaderBuffer:
         last, running = self._window, self.running
         return last is not None and running is not None and goes_on(last, window, running.parts)
 
-    def _start(self, beneath: SampleSource, window: PlannedPasses, budget: Budget) -> None:
-        parts, begin = window.parts(), Running if self._together is None else self._together.running
-        rows = rows_of(beneath) * (len(parts) // len(window.pieces))
+    def _start(self, source: SampleSource, window: PlannedPasses, budget: Budget) -> None:
+        parts, begin = window.parts(), Running if self._rank_group is None else self._rank_group.running
+        rows = rows_of(source) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch, lends=budget.lends)
         self._stats.held(self.running.nbytes)
-        _, sources = sizing.storages_of(layouts_beneath(beneath), self.storage, self._threads, warm=self._warm)
+        _, sources = sizing.storages_of(layouts_of_source(source), self.storage, self._threads, warm=self._warm)
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> QueuedPass:
@@ -444,7 +446,7 @@ class LoaderBuffer:
         assert window is not None and budget is not None
         if window.next == window.segments.stop:
             uses = window.uses(window.next - 1)
-            makers = list(islice(self._later, planned_together(uses, first=False)))
+            makers = list(islice(self._later, passes_per_plan(uses, first=False)))
             if not makers or not self._goes_on(window := self._planned(makers, None, budget, stopped)):
                 return  # the next pass begins another run
         self._queue.append(self._append(window))

@@ -58,23 +58,23 @@ def requested_bytes(buffer: Size) -> int | None:
     return nbytes
 
 
-def in_bytes(given: int | float | str, there_is: int, name: str = "buffer") -> int:
+def in_bytes(value: int | float | str, there_is: int, name: str = "buffer") -> int:
     """Returns a size in bytes, or a share of `of`. Raises PlanError or TypeError for what is no size."""
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            return size_of(given, there_is)
+            return size_of(value, there_is)
         except PlanError as error:
-            raise PlanError(f"{name}={given!r}: {error}") from None
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(f"{name}={given!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
-    if not given >= 0 or (isinstance(given, float) and given >= 1):
+            raise PlanError(f"{name}={value!r}: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
+    if not value >= 0 or (isinstance(value, float) and value >= 1):
         raise PlanError(
-            f"{name}={given!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
+            f"{name}={value!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
         )
-    return int(given * there_is) if isinstance(given, float) else given
+    return int(value * there_is) if isinstance(value, float) else value
 
 
-Given = Storage | Mapping[str, tuple[Storage, str]] | None  # by the user, or found out before; by path
+GivenStorage = Storage | Mapping[str, tuple[Storage, str]] | None  # by the user, or found out before; by path
 
 
 def checked_storage(storage: Profile) -> Storage | None:
@@ -93,27 +93,27 @@ def ranks_here() -> int:
 
 
 def decoding_storage(
-    layout: Layout, given: Given, cores: int | None = None, *, warm: bool = False
+    layout: Layout, value: GivenStorage, cores: int | None = None, *, warm: bool = False
 ) -> tuple[Storage, str]:
     """Returns the costs of reading and decoding on so many cores, and where they are known from.
 
     `warm`: it is read from the page cache.
     """
-    if isinstance(given, Storage):
-        storage, source = given, "as given"
+    if isinstance(value, Storage):
+        storage, source = value, "as given"
     else:
         path = layout.paths[0]
-        storage, source = (given or {}).get(path) or profile.stored_or_guessed(path)
+        storage, source = (value or {}).get(path) or profile.stored_or_guessed(path)
     if warm:
         storage, source = replace(profile.MEMORY, decode=storage.decode), "the page cache"
     return profile.with_decoding(storage, layout, cores or reading_threads()), source
 
 
 def storages_of(
-    layouts: Sequence[Layout], given: Given, cores: int | None, *, warm: bool
+    layouts: Sequence[Layout], value: GivenStorage, cores: int | None, *, warm: bool
 ) -> tuple[list[Storage], list[str]]:
     """Returns the same for all layouts, and each source once."""
-    storages, sources = zip(*(decoding_storage(layout, given, cores, warm=warm) for layout in layouts), strict=True)
+    storages, sources = zip(*(decoding_storage(layout, value, cores, warm=warm) for layout in layouts), strict=True)
     return list(storages), list(dict.fromkeys(sources))
 
 
@@ -127,7 +127,7 @@ def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
 def auto(
     reads: Sequence[tuple[Layout, RowWindows | None]],
     batch: int,
-    given: Given,
+    value: GivenStorage,
     needs: Needs,
     ranks: int,
     epochs: int | None,
@@ -153,7 +153,7 @@ def auto(
     kept = divide_memory(memory, batch, [needs], wholes([whole_region(one) for one in units])).parts
     without = with_it = 0.0
     for (layout, extents), one in zip(reads, units, strict=True):
-        storage = decoding_storage(layout, given, warm=fits)[0]
+        storage = decoding_storage(layout, value, warm=fits)[0]
         memory_of_it = kept * one.total_nbytes // max(stored, 1)
         plain, swept = model_gain(one, batch, memory_of_it, storage, epochs, extents)
         without, with_it = without + plain, with_it + swept
@@ -174,7 +174,7 @@ def small_pieces(layout: Layout) -> int:
 def all_of_it(
     held: Sequence[Layout],
     wanted: int,
-    given: Given,
+    value: GivenStorage,
     needs: Needs,
     ranks: int,
     epochs: int | None,
@@ -196,7 +196,7 @@ def all_of_it(
             0,
             f"to hold all of it takes {size(memory)}, and {size(there_is)} could be had; buffer= holds a part",
         )
-    storages, _ = storages_of(held, given, None, warm=fit_page_cache(held, ranks))
+    storages, _ = storages_of(held, value, None, warm=fit_page_cache(held, ranks))
     rate = min(one.decode for one in storages)
     without, with_it = wanted / rate, everything / rate / (epochs or MODEL_EPOCHS)
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
@@ -238,7 +238,7 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
     from solar.planning.job import followed
 
     epochs = min(epochs or FORESEEN, FORESEEN)
-    apart = together = stored = 0.0
+    apart = rank_group = stored = 0.0
     held = [plan.region.units for plan in window.plans]
     for piece, units, room, storage in zip(window.pieces, held, window.shares, window.storages, strict=True):
         copy, batch, smaller = smaller_copy(units, window.batch)
@@ -246,12 +246,12 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
         terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
         plans = [followed(order, copy, storage, **terms, known=known) for known in (1, epochs)]
         one, all_ = (plan.outcome(range(epochs)).bytes * smaller for plan in plans)
-        apart, together, stored = apart + one, together + all_, stored + piece.units.total_nbytes
-    if together >= WORTH_FORESIGHT * apart:
+        apart, rank_group, stored = apart + one, rank_group + all_, stored + piece.units.total_nbytes
+    if rank_group >= WORTH_FORESIGHT * apart:
         return ""
     return (
         "With a `generator` or a PlanSampler the next epochs would be known, and an epoch would read about "
-        f"{together / stored:.1f} times the data instead of {apart / stored:.1f}, as modelled."
+        f"{rank_group / stored:.1f} times the data instead of {apart / stored:.1f}, as modelled."
     )
 
 

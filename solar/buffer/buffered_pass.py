@@ -46,22 +46,22 @@ class BufferedPass:
         self,
         buffer: LoaderBuffer,
         room: RankMemory,
-        beneath: SampleSource,
+        source: SampleSource,
         batches: Indices,
-        passage: EpochPosition,
-        course: SamplerState,
+        position: EpochPosition,
+        sampler_state: SamplerState,
         pace: AheadSpec,
     ) -> None:
-        self.together, nbytes, apart, self._epochs_left = room
-        self._buffer, self._beneath, self._batches = buffer, beneath, batches
-        self._passage, self._course, self._pace = passage, course, pace
-        opened = beneath.first.opened()
-        self._fields = [PendingField([], field) for field in leaves(beneath.first.fields)]
+        self.rank_group, nbytes, apart, self._epochs_left = room
+        self._buffer, self._source, self._batches = buffer, source, batches
+        self._position, self._sampler_state, self._pace = position, sampler_state, pace
+        opened = source.first.opened()
+        self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
-        self._picks = beneath.picks
+        self._picks = source.picks
         self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
         self._drawn: Iterator[Any] = iter(())
-        self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
+        self._as_arrays: Pass | None = None  # drawn as arrays, but not yet known to the run
         self._cut: Pass | None = None  # what `_drawn` cuts
         self._next: deque[Any] = deque()  # drawn, but not yet known to the run
         self._error: Exception | None = None
@@ -72,8 +72,10 @@ class BufferedPass:
         self._started = 0  # batches
         self.ahead = pace.ahead
         # What is to be raised is raised before anything is drawn. Ranks that read together raise it together.
-        if course.batch_size and self.together is None:
-            divide_memory(nbytes, course.batch_size, [batch_needs(beneath, pace, course.batch_size)], apart=apart)
+        if sampler_state.batch_size and self.rank_group is None:
+            divide_memory(
+                nbytes, sampler_state.batch_size, [batch_needs(source, pace, sampler_state.batch_size)], apart=apart
+            )
 
     # --- which batches ----
 
@@ -85,7 +87,7 @@ class BufferedPass:
         while True:
             for batch in self._drawn:
                 return batch
-            if self._exhausted and not self._next and self._whole is None:
+            if self._exhausted and not self._next and self._as_arrays is None:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
@@ -96,55 +98,57 @@ class BufferedPass:
 
         What was drawn before an interruption is kept, and the next call goes on.
         """
-        if self._whole is None and not self._exhausted:
+        if self._as_arrays is None and not self._exhausted:
             try:
                 self._draw_more()
             except Exception as error:  # comes after the batches before it, as in torch
                 self._error, self._exhausted = error, True
-        drawn = len(self._next) * (self._course.batch_size or 1) if self._whole is None else len(self._whole[0])
+        arrays, each = self._as_arrays, self._sampler_state.batch_size or 1
+        drawn = len(self._next) * each if arrays is None else len(arrays[0])
         with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
             segment = self._located()
             hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
             self._hold, self.ahead = hold, hold.run.staged + self._pace.threads
-        self._drawn, self._cut = iter(self._next) if self._whole is None else cut_at(self._whole), self._whole
-        self._whole, self._next = None, deque()
+        arrays = self._as_arrays
+        self._drawn, self._cut = iter(self._next) if arrays is None else cut_at(arrays), arrays
+        self._as_arrays, self._next = None, deque()
 
     def _draw_more(self) -> None:
         if not self._next and (made := self._batches.at_once()) is not None:
-            self._whole, self._exhausted = made if len(made[1]) > 1 else None, True
+            self._as_arrays, self._exhausted = made if len(made[1]) > 1 else None, True
             return
-        most = self._passage.order.drawn_at_once(self._course.batches)
+        most = self._position.order.drawn_at_once(self._sampler_state.batches)
         self._next.extend(islice(self._batches, max(0, most - len(self._next))))
         self._exhausted = len(self._next) < most
 
     def _located(self) -> PassUses | None:
-        if not self._next and self._whole is None:
+        if not self._next and self._as_arrays is None:
             return None
-        if self.together is not None:
-            return self._divided(self.together)
+        if self.rank_group is not None:
+            return self._divided(self.rank_group)
         try:
-            made = self._flat() if self._whole is None else self._whole
-            segment = alone(located(self._beneath, made, self._passage.epoch))
+            made = self._flat() if self._as_arrays is None else self._as_arrays
+            segment = alone(located(self._source, made, self._position.epoch))
         except (IndexError, TypeError, ValueError):
             return None
-        if self._course.cutter is not None:  # lists of ints take five times the memory
-            self._whole, self._next = made, deque()
+        if self._sampler_state.cutter is not None:  # lists of ints take five times the memory
+            self._as_arrays, self._next = made, deque()
         return segment
 
-    def _divided(self, together: RankGroup) -> PassUses:
+    def _divided(self, rank_group: RankGroup) -> PassUses:
         """This rank's part of the pass of all ranks."""
-        made = self._passage.order.of_all(self._passage.before[1])
+        made = self._position.order.of_all(self._position.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
-        found = together.divided(self._beneath, made, self._passage.epoch)
+        found = rank_group.divided(self._source, made, self._position.epoch)
         self._facts = found.facts
-        self._whole, self._next = found.batches, deque()
+        self._as_arrays, self._next = found.batches, deque()
         return found.segment
 
     def _flat(self) -> Pass:
         """The samples of all batches, and where each batch begins."""
-        if self._course.cutter is None:
+        if self._sampler_state.cutter is None:
             samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
         else:
             lengths = np.array([len(batch) for batch in self._next], np.int64)
@@ -161,61 +165,61 @@ class BufferedPass:
         """The passes after this one, as far as they are known."""
         if not self._exhausted or self._error is not None:
             return iter(())
-        order, stride = self._passage.order, self._course.stride
-        passes = order.later(stride) if self.together is None else order.later_of_all(stride)
-        later = zip(islice(passes, self._epochs_left), count(self._passage.epoch + stride, stride))
+        order, stride = self._position.order, self._sampler_state.stride
+        passes = order.later(stride) if self.rank_group is None else order.later_of_all(stride)
+        later = zip(islice(passes, self._epochs_left), count(self._position.epoch + stride, stride))
         return starmap(self._maker, later)
 
     def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
-        beneath, together = self._beneath, self.together
-        if together is not None:
-            return lambda: together.divided(beneath, make(), epoch).segment
-        return lambda: alone(located(beneath, make(), epoch))
+        source, rank_group = self._source, self.rank_group
+        if rank_group is not None:
+            return lambda: rank_group.divided(source, make(), epoch).segment
+        return lambda: alone(located(source, make(), epoch))
 
     # --- what they take ----
 
     def _plan(self, segment: PassUses) -> PassPlan:
-        batch = self._most(segment) if self.together is None else self._course.cutter.batch_size
-        return PassPlan(self._beneath, segment, self._later, partial(self._needs, segment), batch, self._facts)
+        batch = self._most(segment) if self.rank_group is None else self._sampler_state.cutter.batch_size
+        return PassPlan(self._source, segment, self._later, partial(self._needs, segment), batch, self._facts)
 
     def _needs(self, segment: PassUses) -> Needs:
         """Returns the memory that batches take. It looks at every chunk, so it is called once a window."""
-        largest, together = self._most(segment), self.together
-        if together is None:
-            return batch_needs(self._beneath, self._pace, largest)
-        if together.balance == "uneven":
-            batch = self._course.cutter.batch_size
+        largest, rank_group = self._most(segment), self.rank_group
+        if rank_group is None:
+            return batch_needs(self._source, self._pace, largest)
+        if rank_group.balance == "uneven":
+            batch = self._sampler_state.cutter.batch_size
             largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
-        return batch_needs(self._beneath, self._pace, largest, together.exchange, segment.inbox)
+        return batch_needs(self._source, self._pace, largest, rank_group.exchange, segment.inbox)
 
     def _most(self, segment: PassUses) -> int:
-        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
+        return max(self._sampler_state.batch_size or 0, int(segment.sizes.max(initial=0)))
 
     # --- batches on their way ----
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """Starts the batch of these indices; returns it and the numbers of its samples."""
         if self._segment is None or self._hold is None:
-            return self._beneath.start(samples, epoch)
+            return self._source.start(samples, epoch)
         number, self._started = self._started, self._started + 1
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
-        cut = _in_blocks(self._beneath, which, names) if self._beneath.ragged else None
+        cut = _in_blocks(self._source, which, names) if self._source.ragged else None
         if self._by_row or self._picks:
-            numbers = self._beneath.numbered(which, names, epoch)
-            rows = self._beneath.rows_of(which, numbers)
+            numbers = self._source.numbered(which, names, epoch)
+            rows = self._source.rows_of(which, numbers)
             fields = [
-                PendingField([], one.field, rows, self._beneath.picking(at, which, numbers))
+                PendingField([], one.field, rows, self._source.picking(at, which, numbers))
                 for at, one in enumerate(self._fields)
             ]
-        constants = constants_of_batch(self._beneath.datasets, which, names)
+        constants = constants_of_batch(self._source.datasets, which, names)
         if uses.which is not None:
-            names = self._beneath.names(uses.which[here], names)
+            names = self._source.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
         run, at = self._hold.run, self._hold.base + number
-        made = BufferedBatch(self._beneath.first, fields, nbytes, run, at, len(names), cut, constants)
+        made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), cut, constants)
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -265,31 +269,29 @@ class BufferedPass:
     def _all_taken(self, hold: HeldData) -> bool:
         if self._segment is None or not self._exhausted:
             return False
-        if self.together is not None:  # what threads have taken ahead differs from rank to rank
-            return self._passage.batches == len(self._segment.sizes)
-        return hold.run.given == hold.base + len(self._segment.sizes)
+        if self.rank_group is not None:  # what threads have taken ahead differs from rank to rank
+            return self._position.batches == len(self._segment.sizes)
+        return hold.run.released == hold.base + len(self._segment.sizes)
 
 
-def _in_blocks(beneath: SampleSource, which: Array | None, names: Array) -> InBlocks:
+def _in_blocks(source: SampleSource, which: Array | None, names: Array) -> InBlocks:
     from solar.samples.ragged_reader import InBlocks
 
-    return InBlocks(beneath.datasets, which, names)
+    return InBlocks(source.datasets, which, names)
 
 
-def batch_needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
+def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
-    if (
-        beneath.ragged
-    ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
-        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(beneath)]
+    if source.ragged:  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
+        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(source)]
         from solar.samples.ragged_reader import most_blocks
 
-        batch = most_blocks(beneath.datasets, batch)
+        batch = most_blocks(source.datasets, batch)
     else:
-        fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
-    if beneath.first.constants is not None:
-        fields.append(SampleBytes(0, beneath.first.constants.nbytes))
-    scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
+        fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in source.first.opened()]
+    if source.first.constants is not None:
+        fields.append(SampleBytes(0, source.first.constants.nbytes))
+    scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(source))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, inbox=inbox)
 
 

@@ -25,16 +25,16 @@ from solar.values import Layout, Storage
 LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does not grow with a pass
 
 
-def layouts_beneath(beneath: SampleSource) -> list[Layout]:
+def layouts_of_source(source: SampleSource) -> list[Layout]:
     """Returns the layout of each dataset that is read, in the order of `pieces_of`."""
-    return beneath.layouts()
+    return source.layouts()
 
 
-def pieces_of(beneath: SampleSource) -> list[Piece]:
+def pieces_of(source: SampleSource) -> list[Piece]:
     """Returns the pieces to plan: one for each dataset that is read."""
     return [
         Piece(at, number, whole_region(of_layout(layout)), extents)
-        for at, dataset in enumerate(beneath.datasets)
+        for at, dataset in enumerate(source.datasets)
         for number, (layout, extents) in enumerate(held_of(dataset))
     ]
 
@@ -44,82 +44,82 @@ def held_of(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
     return [one for opened in dataset.opened() for one in opened.rows.held]
 
 
-def not_held(beneath: SampleSource, buffer: str) -> str:
+def not_held(source: SampleSource, buffer: str) -> str:
     """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
-    if beneath.boxes:
-        return _boxes_not_held(beneath)
-    if not beneath.ragged:
-        return next((said for layout in layouts_beneath(beneath) if (said := not_carried(layout))), "")
+    if source.boxes:
+        return _boxes_not_held(source)
+    if not source.ragged:
+        return next((said for layout in layouts_of_source(source) if (said := not_carried(layout))), "")
     reasons = [
         not_carried(read.layout) if read.extents is None or read.extents.lengths is None else read.extents.not_in_blocks
-        for dataset in beneath.datasets
+        for dataset in source.datasets
         for read in dataset.reads
     ]
     from solar.samples.ragged_reader import unlike
 
-    why = next(filter(None, reasons), "") or unlike(beneath.datasets)
+    why = next(filter(None, reasons), "") or unlike(source.datasets)
     if not why or not buffer:
         return why
     raise PlanError(
-        f"buffer={buffer}: {beneath.first} has samples of unequal length, which no buffer holds here: "
+        f"buffer={buffer}: {source.first} has samples of unequal length, which no buffer holds here: "
         f"{why}. Leave buffer= away, and each batch is read by itself"
     )
 
 
-def _boxes_not_held(beneath: SampleSource) -> str:
+def _boxes_not_held(source: SampleSource) -> str:
     """Why no buffer holds the blocks of these boxes; empty if one can."""
-    many = next((one for one in beneath.datasets if one.numbers > MOST_SAMPLES), None)
+    many = next((one for one in source.datasets if one.numbers > MOST_SAMPLES), None)
     if many is not None:
         return f"{many}: plans number up to {MOST_SAMPLES:,} samples"
-    held = (layout for dataset in beneath.datasets for layout, _ in held_of(dataset))
+    held = (layout for dataset in source.datasets for layout, _ in held_of(dataset))
     return next((said for layout in held if (said := not_carried(layout))), "")
 
 
 def worthwhile_bytes(
-    beneath: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
+    source: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
 ) -> tuple[int, str]:
     """Chooses the bytes of a buffer when the user gave none, or 0, and says why."""
-    if not (beneath.boxes or beneath.ragged):
-        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
+    if not (source.boxes or source.ragged):
+        reads = [(read.layout, read.rows) for one in source.datasets for read in one.reads]
         return sizing.auto(reads, batch, storage, needs, ranks, epochs)
-    held = [one for dataset in beneath.datasets for one in held_of(dataset)]
+    held = [one for dataset in source.datasets for one in held_of(dataset)]
     wanted = sum(layout.nbytes if own is None else own.wanted_bytes(layout, batch) for layout, own in held)
     tables = sum(own.tables_nbytes for _, own in held if own is not None)
     return sizing.all_of_it([layout for layout, _ in held], wanted, storage, needs, ranks, epochs, tables)
 
 
-def most_rows_per_sample(beneath: SampleSource) -> int:
+def most_rows_per_sample(source: SampleSource) -> int:
     """The rows that make up a sample, of the field that has most of them."""
-    return max(1 if extents is None else extents.slots for _, extents in held_of(beneath.first))
+    return max(1 if extents is None else extents.slots for _, extents in held_of(source.first))
 
 
-def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
+def located(source: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
     """The samples of an epoch's pass, where they lie. Raises what datasets raise for indices that they do not have."""
     samples, starts = made
-    which = None if len(beneath.datasets) == 1 else np.empty(len(samples), np.int64)
+    which = None if len(source.datasets) == 1 else np.empty(len(samples), np.int64)
     rows = samples if samples.dtype == np.int32 else np.empty(len(samples), np.int32)
     for begin in range(0, len(samples), LOCATED):
         here = slice(begin, begin + LOCATED)
-        datasets, found = beneath.locate(samples[here])
+        datasets, found = source.locate(samples[here])
         if which is not None:
             which[here] = datasets
         if rows is samples and not np.array_equal(found, samples[here]):
             rows = samples.copy()  # else they are the same, and so is their memory
         if rows is not samples:
             rows[here] = found
-    return SampleUses(which, rows, starts.astype(np.int64, copy=False), epoch=epoch if beneath.draws else 0)
+    return SampleUses(which, rows, starts.astype(np.int64, copy=False), epoch=epoch if source.draws else 0)
 
 
-def used_by(beneath: SampleSource, dataset: Sized) -> SampleUses | None:
+def used_by(source: SampleSource, dataset: Sized) -> SampleUses | None:
     """All samples of a dataset, in one step; None if these are all that lie beneath."""
-    if beneath.plain:
+    if source.plain:
         return None
-    return located(beneath, (np.arange(len(dataset)), np.array([0, len(dataset)])))
+    return located(source, (np.arange(len(dataset)), np.array([0, len(dataset)])))
 
 
-def rows_of(beneath: SampleSource) -> list[Rows]:
+def rows_of(source: SampleSource) -> list[Rows]:
     """Returns the reader of each piece."""
-    return [rows for dataset in beneath.datasets for one in dataset.opened() for rows in one.rows.held_rows]
+    return [rows for dataset in source.datasets for one in dataset.opened() for rows in one.rows.held_rows]
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ class QueuedPass(NamedTuple):
 class PassPlan(NamedTuple):
     """What a pass asks of a buffer: these batches, made next."""
 
-    beneath: SampleSource
+    source: SampleSource
     segment: PassUses
     later: Callable[[], Iterator[Callable[[], PassUses]]]  # the passes after it, as far as they are known
     needs: Callable[[], Needs]  # what its batches take of memory, beside what is kept; asked where a window begins

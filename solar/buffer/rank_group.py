@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from solar.buffer.located import layouts_beneath, located, pieces_of, used_by
+from solar.buffer.located import layouts_of_source, located, pieces_of, used_by
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.channels import detect
 from solar.io.reading.reader import Rows
@@ -92,7 +92,7 @@ class RankGroup:
     def __init__(
         self,
         with_: Peers,
-        beneath: SampleSource,
+        source: SampleSource,
         order: IndexStream,
         exchange: str,
         balance: str | None,
@@ -101,8 +101,8 @@ class RankGroup:
         wanted: bool,
         replaced: ReadError | None,
     ) -> None:
-        datasets = beneath.datasets
-        anywhere = "boxes" if beneath.boxes else "samples of unequal length" if beneath.ragged else ""
+        datasets = source.datasets
+        anywhere = "boxes" if source.boxes else "samples of unequal length" if source.ragged else ""
         if anywhere and balance not in (None, "torch"):
             raise PlanError(
                 f"{datasets[0]} has {anywhere}, which are not divided among ranks by where they lie: "
@@ -114,7 +114,7 @@ class RankGroup:
         self.ranks: int = order.sampler.num_replicas
         own = {"part": self.rank}
         alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
-        data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_beneath(beneath)[:8]]
+        data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of_source(source)[:8]]
         data += [own.digest[:16] for one in datasets for own in leaves(one.extents)[:8] if own is not None][:8]
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
         least = {"alone": alone, "nbytes": nbytes}
@@ -143,9 +143,9 @@ class RankGroup:
         self.balance = at_home_
         self.exchange = self._carried_by(exchange)
         node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
-        used = partial(used_by, beneath, order.sampler.dataset)
+        used = partial(used_by, source, order.sampler.dataset)
         self._sharing = Sharing(
-            pieces_of(beneath), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange, used
+            pieces_of(source), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange, used
         )
 
     def _carried_by(self, exchange: str) -> str:
@@ -233,9 +233,9 @@ class RankGroup:
             "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
         }  # fmt: skip
 
-    def divided(self, beneath: SampleSource, made: Pass, epoch: int) -> DividedPass:
+    def divided(self, source: SampleSource, made: Pass, epoch: int) -> DividedPass:
         """Returns this rank's part of a pass of all ranks."""
-        uses = located(beneath, made, epoch)
+        uses = located(source, made, epoch)
         segment, own = self._sharing.divided(uses)
         return DividedPass(segment, (made[0][own.uses], own.starts), self._facts(uses))
 
@@ -247,7 +247,7 @@ class RankGroup:
 class RankMemory(NamedTuple):
     """What a pass may have of the buffer."""
 
-    together: RankGroup | None  # with whom
+    rank_group: RankGroup | None  # with whom
     nbytes: int
     apart: int  # processes of this node that have as much each
     epochs_left: int | None

@@ -147,7 +147,7 @@ def _orders(case: PlannedData, samples: int) -> list[ShuffledUses]:
     """The order of each job on so many of the samples."""
     seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
     made = [order_of_data(case, samples, seed) for seed in seeds]
-    return made if case.chosen is None else [torch_shuffles.of_chosen(one, case.chosen) for one in made]
+    return made if case.chosen is None else [torch_shuffles.of_samples(one, case.chosen) for one in made]
 
 
 def order_of_data(case: PlannedData, samples: int, seed: int) -> ShuffledUses:
@@ -357,7 +357,7 @@ def _first_batch(job: Job, names: Iterable[str]) -> dict[str, float]:
         rows, starts = piece.rows(uses)
         if not starts[1]:
             continue
-        first = torch_shuffles.given([rows[: int(starts[1])]] * 2, piece.units.samples)
+        first = torch_shuffles.of_sequences([rows[: int(starts[1])]] * 2, piece.units.samples)
         of = first, piece.units, job.world
         settings: dict[str, Any] = {"batch": job.batch * piece.slots, "storage": storage}
         singly += storage.latency + policies.torch(*of, **settings).seconds

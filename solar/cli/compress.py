@@ -164,7 +164,7 @@ def compress_file(arguments: argparse.Namespace, codecs: dict[str | None, Codec 
             nearby(arguments.source, quiet, arguments.target) as source,
             shown(quiet or ranks.rank > 0) as progress,
         ):
-            how |= {"force": arguments.force, "told": progress}
+            how |= {"force": arguments.force, "progress": progress}
             if ranks.ranks > 1:
                 return compress_together(ranks, source, arguments.target, codecs, **how)
             return compress(source, arguments.target, codecs, **how)

@@ -44,7 +44,7 @@ class Trace:
 
 def trace(plan: Plan) -> Trace | None:
     """What a plan does in its first epochs; None where no head moves."""
-    if plan.way.direct:
+    if plan.policy.direct:
         return None
     epochs = plan.epochs[:EPOCHS_TRACED]
     scripts = [plan.script(epoch) for epoch in epochs]

@@ -214,7 +214,8 @@ def ask_service(path: Path, what: str, owner: int | None) -> dict[str, Any]:
 
 
 def status_lines(path: Path, status: dict[str, Any]) -> Iterator[str]:
-    yield f"{words.printable(str(path))}: {quantities.count(status['files'], 'file')}, {quantities.size(status['memory'])}"
+    files, memory = quantities.count(status["files"], "file"), quantities.size(status["memory"])
+    yield f"{words.printable(str(path))}: {files}, {memory}"
     if "first_file" in status:  # one that an older version began does not say
         yield f"  serves {words.printable(status['first_file'])}{' and others' if status['files'] > 1 else ''}"
     if status["nodes"] > 1:

@@ -156,7 +156,7 @@ def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, bec
             task, arguments.steps, arguments.rate, named, counted(become, "training", "steps")
         )
         for name in inputs:
-            how: dict[str, Any] = {"pool": pool, "threads": threads, "told": progress_by(become)}
+            how: dict[str, Any] = {"pool": pool, "threads": threads, "progress": progress_by(become)}
             source = AsStored(task.path, file, task.fields[name], asked, **how)
             progress = counted(become, f"taking gradients for {len(asked)} bounds on {name}", "batches")
             yield bound_search.measure(task, states, name, source, asked, arguments.batches, progress)

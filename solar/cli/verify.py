@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise PlanError(f"{public(arguments.target)}: OUT is a file here; copy it to a local disk first")
     quiet = arguments.quiet or arguments.json
     with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as progress:
-        found = verify(source, arguments.target, threads=arguments.threads, report=progress)
+        found = verify(source, arguments.target, threads=arguments.threads, progress=progress)
     if isinstance(found, Verified) and not arguments.no_store:
         store_verdict(arguments.target, found)
     if arguments.json:

@@ -25,7 +25,7 @@ from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
 from solar.io.system.waiting import GLANCE
 from solar.loader.batch_future import BatchFuture, ended_first
 from solar.loader.stats import Stats
-from solar.loader.way import Way
+from solar.loader.way import DirectSource
 from solar.samples.pending import leaves
 from solar.samples.source import Array
 
@@ -134,26 +134,26 @@ class DeviceCopier:
 
     # --- on the way ----
 
-    def landed_batches(self, way: Way) -> LandedBatches | None:
+    def landed_batches(self, source: DirectSource) -> LandedBatches | None:
         """The batches of a short way, copied by native code; None where they need more than that."""
         native = None if self._streams is None or self._tier is not None else self._streams.native()
         finishes = leaves(self._finishes)
         if native is None or self._streams is None or any(one is not None and one.decodes for one in finishes):
             return None
-        return LandedBatches(way, self._streams, native, self._form, finishes, self._stats, self._most)
+        return LandedBatches(source, self._streams, native, self._form, finishes, self._stats, self._most)
 
-    def start(self, coming: BatchFuture) -> BatchFuture:
+    def start(self, future: BatchFuture) -> BatchFuture:
         """Has a thread land the batch as soon as it is made, and there is a place."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
-        coming.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
-        return coming.then(self._taken)
+        future.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
+        return future.then(self._taken)
 
-    def _land_in_place(self, coming: BatchFuture, data: Any) -> OnDeviceBatch:
-        coming.missing, places = "there is no place for it on the device", self._places
-        coming.until(self._stopped, lambda: places.acquire(timeout=GLANCE))
-        coming.missing = "it is on its way to the device"
+    def _land_in_place(self, future: BatchFuture, data: Any) -> OnDeviceBatch:
+        future.missing, places = "there is no place for it on the device", self._places
+        future.until(self._stopped, lambda: places.acquire(timeout=GLANCE))
+        future.missing = "it is on its way to the device"
         try:
             landed = self.land(data)
         except BaseException:
@@ -168,15 +168,15 @@ class DeviceCopier:
         landed.release = _once(released)
         return landed
 
-    def _taken(self, coming: BatchFuture, landed: OnDeviceBatch) -> Any:
-        coming.copy_seconds = landed.seconds
+    def _taken(self, future: BatchFuture, landed: OnDeviceBatch) -> Any:
+        future.copy_seconds = landed.seconds
         return self.handed_out(landed)
 
-    def expected(self, coming: BatchFuture, names: Array) -> BatchFuture:
+    def expected(self, future: BatchFuture, names: Array) -> BatchFuture:
         """The batch as `start` and `land` take it: where rows stay on the device, without those."""
         if self._tier is None:
-            return coming
-        return coming.then(partial(without_kept, names, self._tier, self._finishes))
+            return future
+        return future.then(partial(without_kept, names, self._tier, self._finishes))
 
     def land(self, batch: Any) -> OnDeviceBatch:
         """Begins to copy the batch to the device, and what is to be made of it there."""
@@ -233,9 +233,9 @@ class DeviceCopier:
         return data if isinstance(data, OnDeviceBatch) else self.land(data)
 
     @staticmethod
-    def copying(coming: BatchFuture, data: Any) -> float:
+    def copying(future: BatchFuture, data: Any) -> float:
         """The seconds that the host took to bring a batch to the device."""
-        return data.seconds if isinstance(data, OnDeviceBatch) else coming.copy_seconds
+        return data.seconds if isinstance(data, OnDeviceBatch) else future.copy_seconds
 
     def handed_out(self, landed: OnDeviceBatch) -> Any:
         """The batch, for what the consumer begins from now on in its stream."""

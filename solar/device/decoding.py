@@ -51,7 +51,7 @@ class Decoding:
         return facts
 
     def __call__(self, rows: Tensor, facts: RowFacts) -> Tensor:
-        """The samples of the rows, of which `told` is known."""
+        """The samples of the rows, of which `facts` are known."""
         numbers = facts["number"]
         made = torch.empty((len(rows), *self._shape), dtype=self._dtype, device=self._device)
         if (numbers == numbers[:1]).all():

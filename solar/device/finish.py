@@ -61,7 +61,7 @@ class DeviceFinish:
         return self._decode.facts(host[None] if self._single else host)
 
     def __call__(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:
-        """What is made of the tensor on the device, of which `told` is known."""
+        """What is made of the tensor on the device, of which `facts` are known."""
         return self._of_batch(tensor[None], facts)[0] if self._single else self._of_batch(tensor, facts)
 
     def _of_batch(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:

@@ -17,7 +17,7 @@ from solar.device.ring import SLOTS, Streams
 from solar.io.reading.engine import COUNT_NAMES
 from solar.loader.batch_future import ended_first
 from solar.loader.stats import Stats
-from solar.loader.way import Left, NotDirect, Taken, Tensors, Way
+from solar.loader.way import DirectSource, Left, NotDirect, Taken, Tensors
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceForm
@@ -35,7 +35,7 @@ class LandedBatches:
 
     def __init__(
         self,
-        way: Way,
+        source: DirectSource,
         streams: Streams,
         device: _native.Device,
         form: DeviceForm,
@@ -43,11 +43,11 @@ class LandedBatches:
         stats: Stats,
         places: int,
     ) -> None:
-        self._way, self._streams, self._device, self._form = way, streams, device, form
+        self._source, self._streams, self._device, self._form = source, streams, device, form
         self._finishes, self._stats, self._places = finishes, stats, places
-        self.names = (*way.names, "device_bytes", "device_copy_ns", "device_wait_ns")
-        self._more = (1,) * (len(way.names) - len(COUNT_NAMES))
-        empty = [one.from_bytes(np.empty(0, np.uint8), 0) for one in way.rows]
+        self.names = (*source.names, "device_bytes", "device_copy_ns", "device_wait_ns")
+        self._more = (1,) * (len(source.names) - len(COUNT_NAMES))
+        empty = [one.from_bytes(np.empty(0, np.uint8), 0) for one in source.rows]
         self._shapes = [(one.shape[1:], torch.from_numpy(one).dtype) for one in empty]
         self._plain = form.as_it_is and all(one is None for one in finishes)
         self._there = deque[Tensors]()  # where the next batches go
@@ -56,7 +56,7 @@ class LandedBatches:
         self._stopped = False
         self._failure: Exception | None = None  # of the first batch that was not copied
         self._copied_ns = self._waited_ns = 0
-        self._waiting_nbytes = places * way.nbytes  # which the loop has not asked for
+        self._waiting_nbytes = places * source.nbytes  # which the loop has not asked for
         stats.landed(0, self._waiting_nbytes)
         ended_first(self)
 
@@ -75,7 +75,7 @@ class LandedBatches:
             if counts is None:
                 return None
             tensors = self._there.popleft()
-            self._way.handed()
+            self._source.handed()
             self._place()
         keep, nbytes = self._streams.keep, 0
         for tensor in tensors:
@@ -90,7 +90,7 @@ class LandedBatches:
         """Whether there is a lander. NotDirect once it was stopped."""
         if self._stopped:
             raise NotDirect
-        native = self._way.native(seconds, self.close)
+        native = self._source.native(seconds, self.close)
         if native is None:
             return False
         self._lander = _native.Lander(self._device, self._streams.side, native, SLOTS)
@@ -100,7 +100,7 @@ class LandedBatches:
 
     def _place(self) -> bool:
         """Makes the tensors of the next batch that has none, and has it copied there. False where there is none."""
-        samples = self._way.next_samples(len(self._there))
+        samples = self._source.next_samples(len(self._there))
         if not samples or self._lander is None:
             return False
         with self._streams.beside():
@@ -141,7 +141,7 @@ class LandedBatches:
 
     def leave(self) -> list[Left]:
         self.close()
-        return self._way.leave()
+        return self._source.leave()
 
     def close(self) -> None:
         """Copies no more, and gives back what was made and not handed out: also called by whoever has to have it."""
@@ -163,4 +163,4 @@ class LandedBatches:
             self._failure = error.with_traceback(None)
         self._stats.device_took((lander.copied_ns() - self._copied_ns) / 1e9, 0.0)
         self._there.clear()
-        self._way.given_back(left, self._failure)
+        self._source.take_back(left, self._failure)

@@ -30,7 +30,7 @@ from solar.samples.field import Field
 from solar.samples.pending import leaves, mapped
 from solar.samples.ragged import RaggedRows
 from solar.samples.row_windows import RowWindows
-from solar.samples.source import SampleSource, h5_beneath
+from solar.samples.source import SampleSource, sample_source
 from solar.values import BATCHES_AHEAD, Layout
 
 Device = str | int | torch.device | None
@@ -86,43 +86,45 @@ class DeviceOptions:
         if self._device is None:
             return None
         if self._decode == "device":
-            raise PlanError(f"decode='device' is for an H5Dataset, and {h5_beneath(dataset)}: give decode='host'")
+            raise PlanError(f"decode='device' is for an H5Dataset, and {sample_source(dataset)}: give decode='host'")
         if self._resident is not None:
-            raise PlanError(f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(dataset)}: leave it out")
+            raise PlanError(
+                f"resident={self._resident!r} is for an H5Dataset, and {sample_source(dataset)}: leave it out"
+            )
         form = self._form(self._device)
         return DeviceCopier(form, self._streams_of(form.device), self._adopted, stats)
 
     def native_landing(
-        self, beneath: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
+        self, source: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
     ) -> tuple[DeviceCopier | None, SampleSource]:
         """The landing of an iterator of ours, None without a device; and what is to be read for it."""
         if self._device is None:
-            return None, beneath
+            return None, source
         form = self._form(self._device)
         streams = self._streams_of(form.device)
         if self._resident is not None:
-            self._check_staying(making, beneath)
-        if beneath.ragged and (self._resident is not None or self._static is not None):
+            self._check_staying(making, source)
+        if source.ragged and (self._resident is not None or self._static is not None):
             word = "static=True" if self._resident is None else f"resident={self._resident!r}"
-            raise PlanError(f"{word} is for samples of one size, and {beneath.first} has others: leave it out")
+            raise PlanError(f"{word} is for samples of one size, and {source.first} has others: leave it out")
         if making.in_python:
             if self._decode == "device":
                 raise PlanError(
                     "decode='device', but your transform or collate_fn is to get the samples on the host: give "
                     "decode='host', or do that in device_transform"
                 )
-            return DeviceCopier(form, streams, self._adopted, stats, None, ahead or BATCHES_AHEAD), beneath
-        datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
+            return DeviceCopier(form, streams, self._adopted, stats, None, ahead or BATCHES_AHEAD), source
+        datasets, finishes = self._viewed(source.datasets, form.device, making.auto_collation)
         tier, parts = None, None
         if self._resident is not None:
             tier, parts = self._tier_of(datasets, form.device, stats)
         landing = DeviceCopier(form, streams, self._adopted, stats, finishes, ahead or BATCHES_AHEAD, tier)
         if tier is None or parts is None:
-            return landing, SampleSource(datasets, beneath.locate)
-        return landing, ResidentSource(datasets, beneath.locate, parts, tier)
+            return landing, SampleSource(datasets, source.locate)
+        return landing, ResidentSource(datasets, source.locate, parts, tier)
 
-    def _check_staying(self, making: BatchMaker, beneath: SampleSource) -> None:
-        if any(dataset.draws for dataset in beneath.datasets):
+    def _check_staying(self, making: BatchMaker, source: SampleSource) -> None:
+        if any(dataset.draws for dataset in source.datasets):
             raise PlanError(
                 f"resident={self._resident!r}, but each epoch has other samples, at places drawn anew: leave it out"
             )

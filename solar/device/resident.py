@@ -15,7 +15,7 @@ from solar.device.finish import as_signed
 from solar.device.parts import walked
 from solar.loader.batch_future import BatchFuture
 from solar.samples.constants import ConstantsOfBatch
-from solar.samples.dataset import H5Dataset, constants_of_batch, start_together
+from solar.samples.dataset import H5Dataset, constants_of_batch, start_batch_of
 from solar.samples.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
 from solar.samples.source import Array, SampleSource
 from solar.values import Layout
@@ -76,7 +76,7 @@ def _only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
 def start_fields(datasets: list[H5Dataset], which: Array, rows: Array) -> Iterator[PendingField]:
     if not leaves(datasets[0].layouts):
         return iter(())
-    return iter(start_together(datasets, which, rows).fields)
+    return iter(start_batch_of(datasets, which, rows).fields)
 
 
 def stays(layout: Layout) -> bool:
@@ -96,10 +96,10 @@ class ResidentBatch:
     slots: Slots
 
 
-def without_kept(names: Array, tier: DeviceCache, finishes: Any, coming: BatchFuture, batch: Any) -> ResidentBatch:
+def without_kept(names: Array, tier: DeviceCache, finishes: Any, future: BatchFuture, batch: Any) -> ResidentBatch:
     """The batch without what is on the device by now; from a buffer it comes whole, and that is left out here."""
-    if isinstance(coming.pending, MissingBatch):
-        return ResidentBatch(batch, names, coming.pending.slots)
+    if isinstance(future.pending, MissingBatch):
+        return ResidentBatch(batch, names, future.pending.slots)
     slots = tier.slots(names)
     if (slots >= 0).any():
         came = torch.from_numpy(np.flatnonzero(slots < 0))

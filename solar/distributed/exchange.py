@@ -75,7 +75,7 @@ class PendingExchange:
     def __init__(self, window: int) -> None:
         self.changed = threading.Condition()  # of an RLock: garbage may be collected while it is held
         self.batches: dict[int, Batch] = {}
-        self.given = 0
+        self.released = 0
         self.closing = False
         self.fatal: Exception | None = None  # the error that stopped the exchange
         self._window = window
@@ -139,7 +139,7 @@ class PendingExchange:
             batch = self.batches.get(number)
             if batch is not None and not batch.taken:
                 batch.taken = True
-                self.given += 1
+                self.released += 1
                 self._leave(batch)
 
     def forget(self, number: int) -> None:
@@ -230,7 +230,7 @@ class TransferThreads:
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
         self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
         self._broken = ""  # the error that all others are told with END
-        self._late = ""
+        self._timed_out = ""
         self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
         self._over = self._freed = self._dropped = False
         self._posting = True
@@ -245,7 +245,9 @@ class TransferThreads:
         """What this batch still waits for, in words."""
         with self._changed:
             batch = self._underway.batches.get(number)
-            return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted({*batch.missing}))
+            return (
+                self._timed_out if batch is None else ", ".join(self._named(peer) for peer in sorted({*batch.missing}))
+            )
 
     def counts(self) -> dict[str, int]:
         """Rows and bytes sent and received; the bytes of boxes for arriving rows, now and at most."""
@@ -319,7 +321,7 @@ class TransferThreads:
 
     def _post_all(self) -> None:
         try:
-            while (coming := self._underway.room()) is not None and self._read_and_post(*coming):
+            while (next_read := self._underway.room()) is not None and self._read_and_post(*next_read):
                 pass
         except Exception as error:  # a bug; nobody shall wait for ever because of it
             self._underway.fail(error)
@@ -347,7 +349,7 @@ class TransferThreads:
             try:
                 batch.values, batch.counts = self._running.wait(number, rows, GLANCE)
             except WaitTimeout as late:
-                self._late = str(late).partition("still waiting for ")[2]
+                self._timed_out = str(late).partition("still waiting for ")[2]
                 if self._underway.ends():
                     return None
                 continue
@@ -522,17 +524,17 @@ class TransferThreads:
         if due is not None and due.batch.error is None:
             values, places = due.batch.values[arrays], due.places
         first = int(places[0]) if values else 0
-        straight = bool(values) and np.array_equal(places, np.arange(first, first + length))
-        if straight:  # most often it is one row
+        in_order = bool(values) and np.array_equal(places, np.arange(first, first + length))
+        if in_order:  # most often it is one row
             boxes = [_bytes(one[first : first + length]) for one in values]
         else:
             row_nbytes = self._running.row_nbytes[arrays]
             boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in row_nbytes]
-        held = 0 if straight else sum(box.nbytes for box in boxes)
+        held = 0 if in_order else sum(box.nbytes for box in boxes)
         self._count(inbox_bytes=held)
         try:
             yield [self._mail.receive(peer, box) for box in boxes if box.nbytes]
-            if not straight:
+            if not in_order:
                 for one, box in zip(values, boxes, strict=False):
                     one[places] = box.view(one.dtype).reshape(length, *one.shape[1:])
         finally:
@@ -567,11 +569,11 @@ class TransferThreads:
             self.fail(ReadError(self._reasons[peer]))
             self._fail_due(peer)
 
-    def fail(self, error: SolarError, told: str = "") -> None:
+    def fail(self, error: SolarError, told_others: str = "") -> None:
         """Stops the exchange with an error, and tells the others, so that they do not wait for ever."""
         with self._changed:
             if not self._underway.closing and not self._broken:
-                self._broken = told or f"{error} (found by {self._named(self._mail.rank)})"
+                self._broken = told_others or f"{error} (found by {self._named(self._mail.rank)})"
                 self._underway.fail(error)
                 self._running.fail(error)  # those of this node
 
@@ -632,9 +634,9 @@ class Exchange:
         return self._running.appended
 
     @property
-    def given(self) -> int:
+    def released(self) -> int:
         """The number of batches that nobody will ask for again."""
-        return self._underway.given
+        return self._underway.released
 
     @property
     def broken(self) -> bool:

@@ -60,20 +60,20 @@ AS_FAST = "h5py takes {:.0f} µs for each of its reads, and reading ahead is no 
 PLACES = 1 << 16  # datasets that are remembered by where they lie
 
 
-def batches_known(course: Any, passage: Any, ahead: int | None) -> tuple[int | None, Callable[[], int | None]]:
+def batches_known(sampler_state: Any, position: Any, ahead: int | None) -> tuple[int | None, Callable[[], int | None]]:
     """How many batches may be drawn before they are used, as AdoptedPass takes it, so that no draw is another's.
 
     A sampler of the user's may look at what the training does, or draw from torch's generator as his Dataset does. It
     is asked ahead only if he says how far. torch's own are asked ahead, but where one draws once more at its end from
     a generator of the user's, the last batch waits.
     """
-    order = passage.order
+    order = position.order
 
     def most() -> int | None:
-        whole: int | None = course.batches
+        whole: int | None = sampler_state.batches
         if whole is None:
             return None
-        left = max(0, whole - int(passage.before[0]))
+        left = max(0, whole - int(position.before[0]))
         if order.kind != "shuffled by generator":
             return left
         drawn_at_once = not order.sampler.replacement and order.sampler.num_samples <= len(order.sampler.data_source)
@@ -169,7 +169,7 @@ class AdoptedReads:
         if wanted is not None and (found := self._values(number, wanted)) is not None:
             self._answered(number, wanted, begun)
             return found
-        self._asked(number)
+        self._peeked(number)
         if not self.watching:
             return of_h5py(dataset, args)
         begun = perf_counter()
@@ -189,7 +189,7 @@ class AdoptedReads:
                 return
         else:
             wanted = None  # libhdf5 converts the values, or puts them somewhere
-        self._asked(number)
+        self._peeked(number)
         begun = perf_counter()
         of_h5py(dataset, dest, source_sel, dest_sel)
         if self.watching:
@@ -201,7 +201,7 @@ class AdoptedReads:
         if self.watching:
             self._note(number, wanted, None)
 
-    def _asked(self, number: int) -> None:
+    def _peeked(self, number: int) -> None:
         self.counts.asked += 1
         self.counts.missed += number in self._sources
 

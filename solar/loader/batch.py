@@ -66,25 +66,25 @@ def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence
     return BatchFuture(pending, samples, partial(_made_here, making, keys))
 
 
-def _made_here(making: BatchMaker, keys: Sequence[Key], coming: BatchFuture, seconds: float | None) -> Any:
+def _made_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
     if not profiling():
-        return make_batch(making, keys, coming, coming.pending.arrived(seconds))
+        return make_batch(making, keys, future, future.pending.arrived(seconds))
     with span("solar: wait for bytes"):
-        arrived = coming.pending.arrived(seconds)
+        arrived = future.pending.arrived(seconds)
     with span("solar: transform and collate"):
-        return make_batch(making, keys, coming, arrived)
+        return make_batch(making, keys, future, arrived)
 
 
-def make_batch(making: BatchMaker, keys: Sequence[Key], coming: BatchFuture, arrived: list[Any]) -> Any:
+def make_batch(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, arrived: list[Any]) -> Any:
     begin = time.perf_counter()
-    samples = coming.pending.converted(arrived)
+    samples = future.pending.converted(arrived)
     if making.in_python:
         samples = making.transformed(samples, keys)
     middle = time.perf_counter()
     data = making.collated(samples)
-    coming.collate_seconds = time.perf_counter() - middle
-    if making.transform is not None or coming.pending.converts:
-        coming.transform_seconds = middle - begin
+    future.collate_seconds = time.perf_counter() - middle
+    if making.transform is not None or future.pending.converts:
+        future.transform_seconds = middle - begin
     return data
 
 
@@ -100,19 +100,19 @@ class Threads:
 
     def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> BatchFuture:
         """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
-        coming = BatchFuture(pending, samples, _arrived)
-        coming.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
+        future = BatchFuture(pending, samples, _arrived)
+        future.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
         # The user vouches for the transform in threads, not for the collation: the consumer's thread collates.
         left = self._processes is None and not self._making.collates_itself
-        return coming.then(partial(collate_batch, self._making)) if left else coming
+        return future.then(partial(collate_batch, self._making)) if left else future
 
     def _transformed(
-        self, keys: Sequence[Key], of_batch: tuple[int, ...], coming: BatchFuture, arrived: list[Any]
+        self, keys: Sequence[Key], of_batch: tuple[int, ...], future: BatchFuture, arrived: list[Any]
     ) -> Any:
-        coming.missing = "its transform is not done"
+        future.missing = "its transform is not done"
         begin = time.perf_counter()
-        data = self._act(coming.pending.converted(arrived), keys, of_batch)
-        coming.transform_seconds = time.perf_counter() - begin
+        data = self._act(future.pending.converted(arrived), keys, of_batch)
+        future.transform_seconds = time.perf_counter() - begin
         return data
 
     def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
@@ -127,15 +127,15 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _arrived(coming: BatchFuture, seconds: float | None) -> list[Any]:
-    return coming.pending.arrived(seconds)
+def _arrived(future: BatchFuture, seconds: float | None) -> list[Any]:
+    return future.pending.arrived(seconds)
 
 
-def collate_batch(making: BatchMaker, coming: BatchFuture, samples: Any) -> Any:
+def collate_batch(making: BatchMaker, future: BatchFuture, samples: Any) -> Any:
     begin = time.perf_counter()
     with span("solar: collate"):
         data = making.collated(samples)
-    coming.collate_seconds = time.perf_counter() - begin
+    future.collate_seconds = time.perf_counter() - begin
     return data
 
 

@@ -53,16 +53,16 @@ class BatchFuture:
         number, process = len(self._futures), os.getpid()
         self._futures.append(pool.submit(_ahead, self, get, [*steps, act], stopped))
 
-        def result(coming: BatchFuture, seconds: float | None) -> Any:
+        def result(future: BatchFuture, seconds: float | None) -> Any:
             if process != os.getpid():
                 raise RuntimeError(FORKED)
             try:
                 with span(name):
-                    return coming._futures[number].result(seconds)
+                    return future._futures[number].result(seconds)
             except TimeoutError:
-                if coming._futures[number].done():  # the user's own
+                if future._futures[number].done():  # the user's own
                     raise
-                raise WaitTimeout(coming.missing) from None
+                raise WaitTimeout(future.missing) from None
 
         self._get = result
         return self
@@ -94,10 +94,10 @@ class BatchFuture:
             future.add_done_callback(_let_go)
 
 
-def _ahead(coming: BatchFuture, get: Get, steps: list[Act], stopped: threading.Event) -> Any:
-    [data] = coming.until(stopped, lambda: [get(coming, GLANCE)])
+def _ahead(future: BatchFuture, get: Get, steps: list[Act], stopped: threading.Event) -> Any:
+    [data] = future.until(stopped, lambda: [get(future, GLANCE)])
     for act in steps:
-        data = act(coming, data)
+        data = act(future, data)
     return data
 
 

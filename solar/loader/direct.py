@@ -21,7 +21,7 @@ from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here
 from solar.loader.batch_future import FORKED, BatchFuture, profiling
 from solar.loader.collate import Collation
-from solar.loader.way import Assemble, BatchFeed, Left, NotDirect, Taken, Way
+from solar.loader.way import Assemble, BatchFeed, DirectSource, Left, NotDirect, Taken
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
@@ -35,17 +35,17 @@ class DirectBatches:
     It makes no object that outlasts a batch, and counts nothing: Stats does when it is asked, or after some batches.
     """
 
-    def __init__(self, way: Way, feed: BatchFeed, stats: Any, passage: EpochPosition, waits: bool) -> None:
-        self.way, self.feed = way, feed
-        self._stats, self._passage, self._waits = stats, passage, waits
-        self._noted, self._held = stats.noted, way.ahead * way.nbytes  # between two batches
-        passage.taken = way.called  # who asks calls it
-        stats.held(self._held + way.nbytes)  # the most at a time: the next is begun before one is handed out
-        stats.held(-way.nbytes)
+    def __init__(self, source: DirectSource, feed: BatchFeed, stats: Any, position: EpochPosition, waits: bool) -> None:
+        self.source, self.feed = source, feed
+        self._stats, self._position, self._waits = stats, position, waits
+        self._noted, self._held = stats.noted, source.ahead * source.nbytes  # between two batches
+        position.taken = source.called  # who asks calls it
+        stats.held(self._held + source.nbytes)  # the most at a time: the next is begun before one is handed out
+        stats.held(-source.nbytes)
 
-    def hand_out(self, asked: float, last: float) -> tuple[Any, float]:
+    def hand_out(self, asked_at: float, last: float) -> tuple[Any, float]:
         """The next batch, and when it was handed out. It was asked for then, and the last handed out then (0: none)."""
-        way, feed = self.way, self.feed
+        source, feed = self.source, self.feed
         if profiling():  # the long way has its ranges
             raise NotDirect
         came = feed.take(0.0)
@@ -57,16 +57,24 @@ class DirectBatches:
                 raise NotDirect
         parts, counts = came
         there = time.perf_counter()
-        data = way.assemble(parts)
-        self._passage.advance()
+        data = source.assemble(parts)
+        self._position.advance()
         now = time.perf_counter()
         self._noted.append(
-            (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, feed.names, counts)
+            (
+                asked_at - last if last else 0.0,
+                there - asked_at,
+                now - there,
+                source.samples,
+                source.nbytes,
+                feed.names,
+                counts,
+            )
         )
-        if way.drained:
-            before, self._held = self._held, way.left
+        if source.drained:
+            before, self._held = self._held, source.left
             self._stats.held(self._held - before)
-        if way.ended:
+        if source.ended:
             self._stats.whole()
         elif len(self._noted) >= FOLDED:
             self._stats.fold()
@@ -74,27 +82,27 @@ class DirectBatches:
 
     def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
         """The batches on their way, for the long way."""
-        coming = list[BatchFuture | Exception]()
+        future = list[BatchFuture | Exception]()
         held = -self._held
         for one in self.feed.leave():
             if isinstance(one, Exception):
-                coming.append(one)
+                future.append(one)
                 continue
             left = here(one[0], len(one[1]), making, ())
             left.called = one[1]
             held += one[0].nbytes
-            coming.append(left)
+            future.append(left)
         self._stats.held(held)
-        return coming
+        return future
 
 
-def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
+def assembly(source: SampleSource, collation: Collation | None) -> Assemble | None:
     """None where it takes more than naming them."""
-    opened, structure = beneath.first.opened(), beneath.first.layouts
+    opened, structure = source.first.opened(), source.first.layouts
     rows = [one.rows for one in opened]
-    if beneath.first.constants is not None or len(leaves(structure)) > len(rows):
+    if source.first.constants is not None or len(leaves(structure)) > len(rows):
         return None  # which are put beside what is read; columns of a table share its rows
-    if beneath.first.draws or any(one.extents is not None for one in rows):
+    if source.first.draws or any(one.extents is not None for one in rows):
         return None  # places are of an epoch; and fields that are read together are cut apart
     if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
         return None
@@ -110,30 +118,32 @@ def _nested(parts: Any) -> bool:
     return any(isinstance(part, (dict, tuple)) for part in parts)
 
 
-def of_run(turn: BufferedPass, assemble: Assemble) -> RunBatches | None:
+def of_run(buffered_pass: BufferedPass, assemble: Assemble) -> RunBatches | None:
     """The batches that a run makes; None where they are few, or of several sizes."""
-    found = turn.from_run()
+    found = buffered_pass.from_run()
     if found is None:
         return None
     run, first, sizes = found
-    number = len(sizes) - turn.ahead - 1  # the last ones are left: one may be smaller, and the end must be seen
+    number = (
+        len(sizes) - buffered_pass.ahead - 1
+    )  # the last ones are left: one may be smaller, and the end must be seen
     if number < 1 or sizes[0] < 1 or np.any(sizes[:-1] != sizes[0]):
         return None
-    return RunBatches(turn, assemble, run, first, int(sizes[0]), number)
+    return RunBatches(buffered_pass, assemble, run, first, int(sizes[0]), number)
 
 
 def of_reader(
-    indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int, nbytes_ahead: int
+    indices: Iterator[Any], source: SampleSource, assemble: Assemble, samples: int, ahead: int, nbytes_ahead: int
 ) -> ReaderBatches | None:
     """Batches that are read one by one; None where these are not plain, or too large to be `ahead` of the loop."""
-    if len(beneath.datasets) > 1 or samples < 1:
+    if len(source.datasets) > 1 or samples < 1:
         return None
-    rows = [one.rows for one in beneath.first.opened()]
+    rows = [one.rows for one in source.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
     ahead = min(ahead, nbytes_ahead // max(1, nbytes) - 1)
     if not all(one.plain for one in rows) or ahead < 1:
         return None
-    return ReaderBatches(indices, beneath, assemble, samples, ahead)
+    return ReaderBatches(indices, source, assemble, samples, ahead)
 
 
 class RunBatches:
@@ -144,14 +154,14 @@ class RunBatches:
     left = 0
 
     def __init__(
-        self, turn: BufferedPass, assemble: Assemble, run: Running, first: int, samples: int, number: int
+        self, buffered_pass: BufferedPass, assemble: Assemble, run: Running, first: int, samples: int, number: int
     ) -> None:
         self.assemble, self.rows = assemble, run.rows
-        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), turn.ahead
+        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), buffered_pass.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
-        self._turn = turn
-        self.indices: Iterator[Any] = turn
+        self._buffered_pass = buffered_pass
+        self.indices: Iterator[Any] = buffered_pass
 
     def take(self, seconds: float) -> Taken | None:
         if self.begun >= self._end:
@@ -166,10 +176,10 @@ class RunBatches:
 
     def called(self) -> Any:
         """The samples of the batch taken last."""
-        return self._turn.called(self._first + self.begun - 1) if self.begun else ()
+        return self._buffered_pass.called(self._first + self.begun - 1) if self.begun else ()
 
     def leave(self) -> list[Left]:
-        self._turn.taken(self.begun)
+        self._buffered_pass.taken(self.begun)
         return []  # the long way asks the run for them
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
@@ -184,8 +194,8 @@ class RunBatches:
         self._handed += 1
         self._run.passed()
 
-    def given_back(self, left: list[Any], error: Exception | None) -> None:
-        self._run.given_back(self._handed, left, error)
+    def take_back(self, left: list[Any], error: Exception | None) -> None:
+        self._run.take_back(self._handed, left, error)
 
 
 class ReaderBatches:
@@ -194,15 +204,15 @@ class ReaderBatches:
     names: tuple[str, ...] = COUNT_NAMES
 
     def __init__(
-        self, indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int
+        self, indices: Iterator[Any], source: SampleSource, assemble: Assemble, samples: int, ahead: int
     ) -> None:
         self.samples, self.ahead, self.assemble = samples, ahead, assemble
-        self.indices, self._beneath = indices, beneath
-        self.rows = [one.rows for one in beneath.first.opened()]
+        self.indices, self._source = indices, source
+        self.rows = [one.rows for one in source.first.opened()]
         self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
         self.nbytes = samples * self._row_nbytes
         self._ahead = _native.ReadAhead(Engine.get(), [one.source for one in self.rows if one.source is not None])
-        self._asked = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
+        self._peeked = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
         self._came = deque[Any]()  # received, and not yet handed out
         self._failed: Exception | None = None
         self.drained = False  # no more are begun
@@ -212,15 +222,15 @@ class ReaderBatches:
 
     @property
     def ended(self) -> bool:
-        return self._exhausted and not self._asked
+        return self._exhausted and not self._peeked
 
     @property
     def left(self) -> int:
-        return self._row_nbytes * sum(len(samples) for samples, _ in self._asked)
+        return self._row_nbytes * sum(len(samples) for samples, _ in self._peeked)
 
     def take(self, seconds: float) -> Taken | None:
         self._begin()
-        if not self._asked:
+        if not self._peeked:
             raise NotDirect
         if not self._came:
             try:
@@ -232,7 +242,7 @@ class ReaderBatches:
         if (came := self._came[0]) is None:
             self._came.clear()
             return None
-        samples = len(self._asked[0][0])
+        samples = len(self._peeked[0][0])
         values = map(torch.from_numpy, map(Rows.from_bytes, self.rows, came[0], repeat(samples)))
         found = list(values), came[1]
         self._came.popleft()
@@ -249,7 +259,7 @@ class ReaderBatches:
 
     def _begin(self) -> None:
         """Begins batches, as many as may be ahead."""
-        while len(self._asked) <= self.ahead and not self.drained:
+        while len(self._peeked) <= self.ahead and not self.drained:
             try:
                 samples = next(self.indices)
             except StopIteration:
@@ -262,49 +272,49 @@ class ReaderBatches:
             try:
                 if not isinstance(samples, np.ndarray) or not len(samples):
                     raise NotDirect
-                asked = samples if self._beneath.plain else self._beneath.locate(samples)[1]
-                self._ahead.begin(np.ascontiguousarray(asked, np.int64))
+                rows = samples if self._source.plain else self._source.locate(samples)[1]
+                self._ahead.begin(np.ascontiguousarray(rows, np.int64))
             except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break
-            self._asked.append((samples, asked))
+            self._peeked.append((samples, rows))
             self.begun += 1
 
     def leave(self) -> list[Left]:
         found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
         if self._failed is not None:
-            self._asked.popleft()
+            self._peeked.popleft()
             found.append(self._failed)
         found += [self._pending(*one) for one in self._ahead.leave()]
-        found += [RuntimeError(FORKED) for _ in self._asked]  # native code has those of its own process alone
+        found += [RuntimeError(FORKED) for _ in self._peeked]  # native code has those of its own process alone
         self._came.clear()
-        self._asked.clear()
+        self._peeked.clear()
         self.drained = True  # also where another thread closes the loader: nothing is begun any more
         return found
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
         """The next batch for the long way: its memory, and where it is still being read the tickets of that."""
-        samples, asked = self._asked.popleft()
+        samples, rows_of_batch = self._peeked.popleft()
         parts = list[PendingField]()
         for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):
             values = rows.from_bytes(memory, len(samples))
             work = Ticket.begun(ticket, memory, (0,) * len(counts) if parts else counts)
-            parts.append(PendingField([Pending(values, work, values.nbytes)], None, asked))
-        return PendingBatch(self._beneath.first.layouts, parts), samples
+            parts.append(PendingField([Pending(values, work, values.nbytes)], None, rows_of_batch))
+        return PendingBatch(self._source.first.layouts, parts), samples
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.ReadAhead | None:
         return self._ahead
 
     def next_samples(self, place: int) -> int:
         self._begin()
-        return len(self._asked[place][0]) if place < len(self._asked) else 0
+        return len(self._peeked[place][0]) if place < len(self._peeked) else 0
 
     def handed(self) -> None:
-        self._last, _ = self._asked.popleft()
+        self._last, _ = self._peeked.popleft()
         self.samples = len(self._last)
         self.nbytes = self.samples * self._row_nbytes
 
-    def given_back(self, left: list[Any], error: Exception | None) -> None:
+    def take_back(self, left: list[Any], error: Exception | None) -> None:
         self._came.extend(left)
         self._failed = error
 
@@ -314,16 +324,20 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def way_of(
-    turn: BufferedPass | None,
+def direct_source(
+    buffered_pass: BufferedPass | None,
     indices: Iterator[Any],
-    beneath: SampleSource,
+    source: SampleSource,
     collation: Collation | None,
     samples: int,
     ahead: tuple[int, int],
 ) -> RunBatches | ReaderBatches | None:
     """The short way of batches of so many samples; None where there is none. `ahead` are batches, and bytes at most."""
-    assemble = assembly(beneath, collation)
+    assemble = assembly(source, collation)
     if assemble is None:
         return None
-    return of_reader(indices, beneath, assemble, samples, *ahead) if turn is None else of_run(turn, assemble)
+    return (
+        of_reader(indices, source, assemble, samples, *ahead)
+        if buffered_pass is None
+        else of_run(buffered_pass, assemble)
+    )

@@ -40,9 +40,9 @@ def last_ticket(passing: Any) -> int:
         if passing._turn is not None:
             run = passing._turn.run
             return run.due() if isinstance(run, Running) else 0
-        if passing._straight is not None and isinstance(way := passing._straight.way, ReaderBatches):
-            return max(way.tickets())
-        works = (part.work for one in passing._coming[0].pending.fields for part in one.parts)
+        if passing._direct is not None and isinstance(source := passing._direct.source, ReaderBatches):
+            return max(source.tickets())
+        works = (part.work for one in passing._futures[0].pending.fields for part in one.parts)
         return max((one.number for one in works if isinstance(one, Ticket)), default=0)
     except (AttributeError, IndexError, ValueError):  # it comes, or goes, meanwhile
         return 0

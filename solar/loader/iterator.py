@@ -17,7 +17,7 @@ from solar.errors import PlanError, ReadError, SolarError
 from solar.io.system.waiting import WaitTimeout
 from solar.loader.batch import Threads, here
 from solar.loader.batch_future import BatchFuture, profiling, span
-from solar.loader.direct import DirectBatches, way_of
+from solar.loader.direct import DirectBatches, direct_source
 from solar.loader.first_batch import waited_for
 from solar.loader.skipping import UNREADABLE, LeftOutSample, skipping
 from solar.loader.workers import WorkersWanted, start_workers
@@ -39,11 +39,11 @@ class EpochIterator(Draws):
 
     It has no reference to the loader, so either can be deleted first."""
 
-    def __init__(self, loader: Any, beneath: SampleSource) -> None:
-        self._coming: deque[BatchFuture | Exception] = deque()
-        self._turn: BufferedPass | None = None  # set if batches come from the loader's buffer
+    def __init__(self, loader: Any, source: SampleSource) -> None:
+        self._futures: deque[BatchFuture | Exception] = deque()
+        self._buffered_pass: BufferedPass | None = None  # set if batches come from the loader's buffer
         self._pace: AheadSpec | None = None
-        self._straight: DirectBatches | None = None
+        self._direct: DirectBatches | None = None
         self._landing: DeviceCopier | None = None
         self._lands_ahead = False  # in a thread of its own
         self._threads: Threads | None = None
@@ -51,22 +51,22 @@ class EpochIterator(Draws):
         self._bar: Any = None
         self._drained = self._closed = self._prepared = self._sampler_failed = False
         super().__init__(loader)
-        self.passage: EpochPosition = self._sampler_iter.passage
-        self.passage.base_seed = self._base_seed
+        self.position: EpochPosition = self._sampler_iter.position
+        self.position.base_seed = self._base_seed
         if loader.num_workers > 0:
             self._sampler_iter.begin_beside_workers()
-        self._files = beneath  # everything it reads, including what is kept on a device
-        self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
+        self._files = source  # everything it reads, including what is kept on a device
+        self._sampler_state, self._stats, self._buffered = loader._sampler_state, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
-        self._making = loader._making(beneath)
-        on_device = loader._on_device.native_landing(beneath, self._making, loader._stats, loader.ahead)
-        self._landing, self._beneath = on_device
-        self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
+        self._making = loader._making(source)
+        on_device = loader._on_device.native_landing(source, self._making, loader._stats, loader.ahead)
+        self._landing, self._source = on_device
+        self._skipping = skipping(loader, source)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
         self._wanted = WorkersWanted.of(loader)
         self._started = 0  # batches
-        self._ahead = loader.ahead or beneath.batches_ahead
+        self._ahead = loader.ahead or source.batches_ahead
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         self._most = 0  # how many batches as large as the newest may be ahead of the oldest
         self._bar, self._handed_out = loader._progress_bar(), 0.0  # the time when the last batch was
@@ -76,8 +76,8 @@ class EpochIterator(Draws):
     def __next__(self) -> Any:
         """The next batch. torch's method, without its profiler range while the profiler is off."""
         with self._turns:
-            straight = self._straight
-            if straight and (data := self._handed_straight(straight, time.perf_counter())) is not None:
+            direct = self._direct
+            if direct and (data := self._next_direct(direct, time.perf_counter())) is not None:
                 self._num_yielded += 1
                 return data
             if profiling():
@@ -91,31 +91,31 @@ class EpochIterator(Draws):
 
     def _next_data(self) -> Any:
         while True:
-            asked = time.perf_counter()
-            if self._straight is None:
-                if self.passage.finished:
+            asked_at = time.perf_counter()
+            if self._direct is None:
+                if self.position.finished:
                     raise StopIteration
                 if self._closed:
                     raise RuntimeError(ITERATOR_CLOSED)
                 if not self._prepared:
-                    asked = self._prepared_since(asked)
+                    asked_at = self._prepared_since(asked_at)
                 elif self._handed_out:
-                    self._stats.busy(asked - self._handed_out)
-            if (straight := self._straight) and (data := self._handed_straight(straight, asked)) is not None:
+                    self._stats.busy(asked_at - self._handed_out)
+            if (direct := self._direct) and (data := self._next_direct(direct, asked_at)) is not None:
                 return data
             # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
-            while not self._drained and len(self._coming) <= min(self._ahead, self._most):
+            while not self._drained and len(self._futures) <= min(self._ahead, self._most):
                 self._start_one()
-            if not self._coming:
+            if not self._futures:
                 self._end()
             try:
-                pending, data = self._taken(asked)
+                pending, data = self._taken(asked_at)
             except LeftOutSample:
                 self._handed_out = 0.0  # the time since then does not count as training
                 continue
-            if not self._coming and not self._drained:  # large batches: begin the next when this one is there
+            if not self._futures and not self._drained:  # large batches: begin the next when this one is there
                 self._start_one()
-            if self._drained and not self._coming:
+            if self._drained and not self._futures:
                 self._stats.whole()
             if self._bar is not None:
                 self._bar.update()
@@ -127,96 +127,96 @@ class EpochIterator(Draws):
             self._handed_out = time.perf_counter()
             return data
 
-    def _handed_straight(self, straight: DirectBatches, asked: float) -> Any:
+    def _next_direct(self, direct: DirectBatches, asked_at: float) -> Any:
         last = self._handed_out
         try:
-            data, self._handed_out = straight.hand_out(asked, last)
+            data, self._handed_out = direct.hand_out(asked_at, last)
             return data
         except Exception:  # whatever it is, the long way meets it when that batch's turn comes
-            self._leave_straight()
+            self._leave_direct()
         if self._closed:
             raise RuntimeError(ITERATOR_CLOSED)
-        self._stats.busy(asked - last if last else 0.0)
+        self._stats.busy(asked_at - last if last else 0.0)
         return None
 
-    def _leave_straight(self) -> None:
-        straight, self._straight = self._straight, None
-        if straight is not None:  # else it was closed by another thread
-            self._coming.extend(straight.leave(self._making))
-            self._indices, self._started = straight.way.indices, self._started + straight.way.begun
+    def _leave_direct(self) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:  # else it was closed by another thread
+            self._futures.extend(direct.leave(self._making))
+            self._indices, self._started = direct.source.indices, self._started + direct.source.begun
 
-    def _taken(self, asked: float) -> tuple[PendingBatch, Any]:
+    def _taken(self, asked_at: float) -> tuple[PendingBatch, Any]:
         """Takes the oldest batch. It is removed, also if it failed, but not if Ctrl-C ends the waiting."""
-        coming = self._coming[0]
+        future = self._futures[0]
         try:
-            data = self._waited_for(coming)
+            data = self._waited_for(future)
         except Exception as error:
-            del coming  # or it and the error, whose traceback has this frame, would keep each other alive
+            del future  # or it and the error, whose traceback has this frame, would keep each other alive
             self._failed(error)
             raise
-        coming = self._drop()
-        assert not isinstance(coming, Exception)
+        future = self._drop()
+        assert not isinstance(future, Exception)
         if self._skipping is not None:
             self._skipping.handed_out()
-        waited, pending = time.perf_counter() - asked, coming.pending
-        self.passage.taken = coming.called
+        waited, pending = time.perf_counter() - asked_at, future.pending
+        self.position.taken = future.called
         if self._landing is not None:
-            seconds = min(waited, self._landing.copying(coming, data))
+            seconds = min(waited, self._landing.copying(future, data))
             self._stats.waited("device copy", seconds)
             waited -= seconds
         self._stats.handed_out(
-            coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
+            future.samples, pending.nbytes, pending.counts(), waited, future.transform_seconds, future.collate_seconds
         )
         return pending, data
 
-    def _waited_for(self, coming: BatchFuture | Exception) -> Any:
+    def _waited_for(self, future: BatchFuture | Exception) -> Any:
         try:
             while True:
                 try:
-                    return self._made(coming)
+                    return self._made(future)
                 except UNREADABLE as error:
-                    if self._skipping is None or (self._sampler_failed and len(self._coming) == 1):  # the sampler's
+                    if self._skipping is None or (self._sampler_failed and len(self._futures) == 1):  # the sampler's
                         raise
-                    samples = self._skipping.readable(error, self._timeout or None, self.passage.epoch)
-                coming = self._made_anew(samples)
+                    samples = self._skipping.readable(error, self._timeout or None, self.position.epoch)
+                future = self._made_anew(samples)
         except SolarError as error:
             raise placed(error) from error.__cause__
         except WaitTimeout as error:
-            number = self.passage.before[0] + self.passage.batches
+            number = self.position.before[0] + self.position.batches
             text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
             raise placed(ReadError(text)) from None
         finally:
-            del coming
+            del future
 
-    def _made(self, coming: BatchFuture | Exception) -> Any:
+    def _made(self, future: BatchFuture | Exception) -> Any:
         try:
-            if isinstance(coming, Exception):
-                raise coming
-            data = coming.wait(self._timeout or None)
+            if isinstance(future, Exception):
+                raise future
+            data = future.wait(self._timeout or None)
             # What cannot be decoded on the device is found here, where the batch can still be made anew.
             if self._landing is None or self._skipping is None:
                 return data
             with span("solar: to the device"):
                 return self._landing.land(data)
         finally:
-            del coming
+            del future
 
     def _made_anew(self, samples: list[Any]) -> BatchFuture:
         """The oldest batch, which failed, made again from these of its samples. They are not read by the buffer."""
-        number = self.passage.before[0] + self.passage.batches + 1
-        anew = self._begun(self._beneath, samples, number)
-        self._forget(self._coming[0])
-        self._coming[0] = anew
+        number = self.position.before[0] + self.position.batches + 1
+        anew = self._begun(self._source, samples, number)
+        self._forget(self._futures[0])
+        self._futures[0] = anew
         self._stats.held(anew.pending.nbytes)
         return anew
 
-    def _forget(self, coming: BatchFuture | Exception) -> None:
-        if isinstance(coming, Exception):
+    def _forget(self, future: BatchFuture | Exception) -> None:
+        if isinstance(future, Exception):
             return
-        self._stats.held(-coming.pending.nbytes)
-        coming.forget()
-        if self._turn is not None:
-            self._turn.forget(coming.pending)
+        self._stats.held(-future.pending.nbytes)
+        future.forget()
+        if self._buffered_pass is not None:
+            self._buffered_pass.forget(future.pending)
 
     def _failed(self, error: Exception) -> None:
         self._forget(self._drop())
@@ -225,14 +225,14 @@ class EpochIterator(Draws):
 
     def _drop(self) -> BatchFuture | Exception:
         """Removes the oldest batch, and gives it."""
-        if not self._coming:
+        if not self._futures:
             raise RuntimeError(ITERATOR_CLOSED)  # by another thread, meanwhile
-        coming = self._coming.popleft()
+        future = self._futures.popleft()
         if self._skipping is not None:
             self._skipping.dropped()
-        if self._coming or not self._sampler_failed:  # the sampler's error comes last, and is no batch
-            self.passage.advance()
-        return coming
+        if self._futures or not self._sampler_failed:  # the sampler's error comes last, and is no batch
+            self.position.advance()
+        return future
 
     def _on_device(self, data: Any) -> Any:
         landing = None if self._lands_ahead else self._landing
@@ -254,9 +254,9 @@ class EpochIterator(Draws):
 
     def _prepare(self) -> None:
         """Starts threads and processes for the first batch; again after Ctrl-C. A replaced file is an error."""
-        replaced = look_at_files(self._files, self._beneath, self._buffered, self._timeout, gone=self._skipping is None)
+        replaced = look_at_files(self._files, self._source, self._buffered, self._timeout, gone=self._skipping is None)
         try:
-            if replaced is None or self._buffered.has_mates(self.passage.order):
+            if replaced is None or self._buffered.has_mates(self.position.order):
                 self._begin_pass(replaced)
             if replaced is not None:
                 raise placed(replaced)
@@ -266,47 +266,50 @@ class EpochIterator(Draws):
         more = (self._threads, self._skipping, self._bar, self._device_transform)
         if any(one is not None for one in more) or (self._pin_memory and self._landing is None):
             return
-        collation, size = self._making.collation, self._course.batch_size or 0
+        collation, size = self._making.collation, self._sampler_state.batch_size or 0
         ahead = self._ahead, self._nbytes_ahead
-        found = way_of(self._turn, self._indices, self._beneath, collation, size, ahead)
+        found = direct_source(self._buffered_pass, self._indices, self._source, collation, size, ahead)
         if found is not None:
             feed = found if self._landing is None else self._landing.landed_batches(found)
             if feed is not None:
-                self._straight = DirectBatches(found, feed, self._stats, self.passage, waits=not self._timeout)
+                self._direct = DirectBatches(found, feed, self._stats, self.position, waits=not self._timeout)
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""
         if self._pace is None:
             self._pace = self._started_making()
-        if self._turn is None:
-            beneath, pace, course = self._beneath, self._pace, self._course
+        if self._buffered_pass is None:
+            source, pace, sampler_state = self._source, self._pace, self._sampler_state
             room = self._buffered.room(
-                beneath, course, self.passage.order, partial(batch_needs, beneath, pace), replaced
+                source, sampler_state, self.position.order, partial(batch_needs, source, pace), replaced
             )
             if room is not None:
-                self._turn = BufferedPass(self._buffered, room, beneath, self._sampler_iter, self.passage, course, pace)
-        turn = self._turn
+                self._buffered_pass = BufferedPass(
+                    self._buffered, room, source, self._sampler_iter, self.position, sampler_state, pace
+                )
+        buffered_pass = self._buffered_pass
         if self._closed:  # by another thread, meanwhile: close what was started since, too
             self._release()
             raise RuntimeError(ITERATOR_CLOSED)
-        if turn is not None:
-            turn.draw()
-            self._indices, self._ahead, self._nbytes_ahead = turn, turn.ahead, sys.maxsize  # it has a size
+        if buffered_pass is not None:
+            buffered_pass.draw()
+            self._indices, self._ahead = buffered_pass, buffered_pass.ahead
+            self._nbytes_ahead = sys.maxsize  # it has a size
 
-    def _prepared_since(self, asked: float) -> float:
+    def _prepared_since(self, asked_at: float) -> float:
         """The time when all was prepared. Counts the preparation, which is not waiting for the storage."""
         self._prepare()
-        cause = "plan" if self._turn is not None else "start" if self._threads is not None else ""
+        cause = "plan" if self._buffered_pass is not None else "start" if self._threads is not None else ""
         if cause:
-            begin, asked = asked, time.perf_counter()
-            self._stats.waited(cause, asked - begin)
-        return asked
+            begin, asked_at = asked_at, time.perf_counter()
+            self._stats.waited(cause, asked_at - begin)
+        return asked_at
 
     def _started_making(self) -> AheadSpec:
         if self._making.in_python:
             check_no_rank_is_without(self._index_sampler.cutter)
         self._processes, self._threads, threads, self._ahead = start_workers(
-            self._making, self._beneath.first, self._workers, self._wanted, self._base_seed, self._ahead,
+            self._making, self._source.first, self._workers, self._wanted, self._base_seed, self._ahead,
             per_worker=self._prefetch_factor or 2,
         )  # fmt: skip
         if self._landing is not None and self._landing.goes_by_itself:
@@ -326,7 +329,7 @@ class EpochIterator(Draws):
             return
         except Exception as error:
             self._drained = self._sampler_failed = True
-            self._coming.append(error)
+            self._futures.append(error)
             if self._skipping is not None:
                 self._skipping.started(())
             return
@@ -334,47 +337,48 @@ class EpochIterator(Draws):
             samples = indices if self._auto_collation else [indices]
             if self._skipping is not None:
                 self._skipping.started(samples)
-            if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
+            shares = self._buffered_pass is not None and self._buffered_pass.rank_group is not None
+            if not len(samples) and self._making.in_python and shares:
                 from solar.loader.uneven import EMPTY_BATCH
 
                 raise PlanError(EMPTY_BATCH)
-            source = self._beneath if self._turn is None else self._turn
-            coming = self._begun(source, samples, self.passage.before[0] + self._started)
+            source = self._source if self._buffered_pass is None else self._buffered_pass
+            future = self._begun(source, samples, self.position.before[0] + self._started)
             if self._lands_ahead and self._landing is not None:
-                coming = self._landing.start(coming)
+                future = self._landing.start(future)
         except Exception as error:
-            self._coming.append(error)
+            self._futures.append(error)
             return
-        nbytes = coming.pending.nbytes
+        nbytes = future.pending.nbytes
         self._stats.held(nbytes)
-        self._coming.append(coming)
+        self._futures.append(future)
         self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
 
     def _begun(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
-        pending, called = source.start(samples, self.passage.epoch)
+        pending, called = source.start(samples, self.position.epoch)
         keys = self._keys(called.tolist()) if self._making.transform is not None else ()
         if self._threads is None:
-            coming = here(pending, len(samples), self._making, keys)
+            future = here(pending, len(samples), self._making, keys)
         else:
             [of_batch] = self._keys([number])
-            coming = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
-        coming.called = samples
-        return coming if self._landing is None else self._landing.expected(coming, called)
+            future = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+        future.called = samples
+        return future if self._landing is None else self._landing.expected(future, called)
 
     def _keys(self, names: list[int]) -> list[Key]:
         """The seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
-        shared = getattr(self._course.with_epochs, "seed", None)
+        shared = getattr(self._sampler_state.with_epochs, "seed", None)
         seed = shared if isinstance(shared, int) else self._base_seed
-        passage = self.passage
-        return [(seed, passage.epoch, passage.repeat, name) for name in names]
+        position = self.position
+        return [(seed, position.epoch, position.repeat, name) for name in names]
 
     # --- the end ----
 
     def _end(self) -> NoReturn:
         """Ends the epoch: there is no batch left."""
         if not self._sampler_failed:
-            if not self.passage.finished:
-                self._course.finish(self.passage)
+            if not self.position.finished:
+                self._sampler_state.finish(self.position)
                 self._stats.epoch()
             self._release()
             if self._skipping is not None:
@@ -387,23 +391,23 @@ class EpochIterator(Draws):
         self._release()
 
     def _release(self) -> None:
-        self._leave_straight()
-        while self._coming:
-            coming = self._coming.pop()
-            if not isinstance(coming, Exception):
-                self._stats.held(-coming.pending.nbytes)
-                coming.forget()
+        self._leave_direct()
+        while self._futures:
+            future = self._futures.pop()
+            if not isinstance(future, Exception):
+                self._stats.held(-future.pending.nbytes)
+                future.forget()
         if self._landing is not None:
             self._landing.close()
-        if self._turn is not None:
-            self._turn.leave()
+        if self._buffered_pass is not None:
+            self._buffered_pass.leave()
         if self._threads is not None:
             self._threads.close()
         if self._processes is not None:
             self._workers.release(self._processes)
         if self._bar is not None:
             self._bar.close()
-        self._turn = self._threads = self._processes = self._bar = None
+        self._buffered_pass = self._threads = self._processes = self._bar = None
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -30,7 +30,7 @@ from solar.samplers.epoch_position import EpochPosition, SamplerState
 from solar.samplers.mixture import Mixture
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset
-from solar.samples.source import SampleSource, h5_beneath
+from solar.samples.source import SampleSource, sample_source
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceCopier
@@ -68,9 +68,9 @@ class HostBatches:
         return None
 
     def native_landing(
-        self, beneath: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
+        self, source: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
     ) -> tuple[DeviceCopier | None, SampleSource]:
-        return None, beneath
+        return None, source
 
     def close(self) -> None:
         pass
@@ -219,8 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             raise ValueError(
                 f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
             )
-        self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
-        self._course.in_advance = num_workers * (self.prefetch_factor or 0)
+        self._sampler_state = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
+        self._sampler_state.in_advance = num_workers * (self.prefetch_factor or 0)
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
             buffer = 0
@@ -238,7 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_logged = False
         self._warn_of_no_effect()
-        found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
+        found = sample_source(dataset) if num_workers > 0 and multiprocessing_context is None else ""
         if not isinstance(found, str) and self._making(found).in_processes:
             self._workers.expect()
 
@@ -260,7 +260,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
         if self._may_adopt():  # whether these have an effect shows later
             given = [name for name in given if name not in ADOPTED or (name == "ahead" and self.num_workers > 0)]
-        if given and isinstance(found := h5_beneath(self.dataset), str):
+        if given and isinstance(found := sample_source(self.dataset), str):
             named = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
             have = "have" if len(given) > 1 else "has"
             warnings.warn(
@@ -269,21 +269,21 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def check_worker_number_rationality(self) -> None:
         """Warns, as torch does, of more processes than the machine has cores, where processes are started."""
-        found = h5_beneath(self.dataset)
+        found = sample_source(self.dataset)
         if isinstance(found, str) or self._making(found).in_processes:
             super().check_worker_number_rationality()
 
     # --- iteration ----
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        found = h5_beneath(self.dataset)
+        found = sample_source(self.dataset)
         if not self._engine_logged:
             self._tell_engine(found)
         if isinstance(found, str) and self.balance in ("equal", "uneven"):
             raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
         if isinstance(found, str) and self.on_error == "skip":
             raise PlanError(f"on_error='skip' is of the native engine, and torch's own reads here: {found}")
-        self._course.as_arrays = not isinstance(found, str)
+        self._sampler_state.as_arrays = not isinstance(found, str)
         iterator = super().__iter__() if isinstance(found, str) else EpochIterator(self, found)
         self._live.add(iterator)
         return iterator
@@ -302,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             return False
         return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, (*NEVER_READ, H5Dataset))
 
-    def _adopted_pass(self, fetcher: Any, passage: EpochPosition) -> AdoptedPass | None:
+    def _adopted_pass(self, fetcher: Any, position: EpochPosition) -> AdoptedPass | None:
         """What reads ahead for a Dataset of the user's in this epoch; None: it is read as torch reads it."""
         if not self._may_adopt():
             return None
@@ -314,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), asked_for)
         if adopted.left_alone:
             return None
-        return AdoptedPass(adopted, fetcher, *batches_known(self._course, passage, self.ahead))
+        return AdoptedPass(adopted, fetcher, *batches_known(self._sampler_state, position, self.ahead))
 
     def _adopting_workers(self) -> Callable[[Any], Callable[[int], None]] | None:
         """Makes the init function of torch's workers, which adopts the Dataset in each of them, of the user's."""
@@ -327,7 +327,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     @property
     def _index_sampler(self) -> Any:
         """The source of indices for torch's iterators: the samplers, wrapped so that the position is remembered."""
-        return self._course
+        return self._sampler_state
 
     def _tell_engine(self, found: SampleSource | str) -> None:
         self._engine_logged = True
@@ -345,8 +345,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
 
-    def _making(self, beneath: SampleSource) -> BatchMaker:
-        first = beneath.first
+    def _making(self, source: SampleSource) -> BatchMaker:
+        first = source.first
         return BatchMaker(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
@@ -369,18 +369,18 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the sampler the next epoch. A loaded position is kept if it is of this epoch, else forgotten."""
-        self._course.set_epoch(epoch)
+        self._sampler_state.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The newest iterator's position, as small JSON. It counts batches handed out, not those read ahead.
 
         With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can go on from it.
         """
-        return self._course.state()
+        return self._sampler_state.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iterator resumes where this state was taken. PlanError if the state is of other data or order."""
-        self._course.load(state)
+        self._sampler_state.load(state)
         if self._iterator is not None:  # torch's persistent workers may be busy with another epoch
             self._iterator = None
 
@@ -397,13 +397,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         from solar.loader.report import Report
 
-        found = h5_beneath(self.dataset) if self._engine_logged else ""
+        found = sample_source(self.dataset) if self._engine_logged else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
         if isinstance(found, str):
-            said = self._stats.report(buffer=buffer, counts=self._course.counts())
+            said = self._stats.report(buffer=buffer, counts=self._sampler_state.counts())
             more = "" if self._adopted is None else self._adopted.report()
             return Report.of(f"{said}\n{more}", said.epochs) if more else said
-        share, counts = self._buffered.share(found), self._course.counts()
+        share, counts = self._buffered.share(found), self._sampler_state.counts()
         foreseen = (self._buffered.served, self._buffered.foreseen)
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *foreseen)
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
@@ -426,7 +426,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         if not isinstance(self.dataset, Mixture):
             raise TypeError(f"sources() is of a Mixture, and the dataset is {type(self.dataset).__name__}")
-        return self.dataset.sources(self._course.taken)
+        return self.dataset.sources(self._sampler_state.taken)
 
     # --- the end ----
 

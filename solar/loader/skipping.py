@@ -45,9 +45,9 @@ class SkippingSource:
     such as an error of a transform, is made again once from all of them.
     """
 
-    def __init__(self, beneath: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
+    def __init__(self, source: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
         """`alone`: no other rank needs this one to have as many batches. `count` is called with samples left out."""
-        self._beneath, self._alone, self._count = beneath, alone, count
+        self._source, self._alone, self._count = source, alone, count
         self._samples: deque[Any] = deque()  # of the batches on their way
         self._broken: dict[Place, Exception] = {}  # chunks that cannot be decoded, now or later
         self._looked = False  # whether all samples of the oldest batch were checked
@@ -121,10 +121,10 @@ class SkippingSource:
 
     def _places(self, samples: list[Any], epoch: int) -> list[dict[Place, int]]:
         """For each sample the places that it is read from, and its row there."""
-        which, rows = self._beneath.locate(samples)
-        found, own = [], self._beneath.numbered(which, rows, epoch)
+        which, rows = self._source.locate(samples)
+        found, own = [], self._source.numbered(which, rows, epoch)
         for number, row in zip(which.tolist(), own.tolist(), strict=True):
-            dataset = self._beneath.datasets[number]
+            dataset = self._source.datasets[number]
             lines = [
                 _line(read.layout, row % dataset.numbers) if read.extents is None else (-1, row)
                 for read in dataset.reads
@@ -135,7 +135,7 @@ class SkippingSource:
     def _start(self, place: Place, row: int) -> Pending | Exception:
         number, read, *_ = place
         try:
-            started: Pending = self._beneath.datasets[number].opened()[read].start(np.array([row]))
+            started: Pending = self._source.datasets[number].opened()[read].start(np.array([row]))
         except UNREADABLE as error:
             return error
         return started
@@ -173,21 +173,21 @@ def _error_of(started: Pending | Exception, seconds: float | None) -> Exception 
     return None
 
 
-def skipping(loader: Any, beneath: SampleSource) -> SkippingSource | None:
+def skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
     """The Skipping for an iterator of this loader, or None if not asked for. PlanError if it is impossible."""
     if loader.on_error == "raise":
         return None
-    ranks = getattr(loader._course.with_epochs, "num_replicas", 1)
+    ranks = getattr(loader._sampler_state.with_epochs, "num_replicas", 1)
     if ranks > 1 and loader.exchange != "off" and loader.buffer not in (0, "0"):
         raise PlanError(
             f"on_error='skip' and a sampler over {ranks} ranks: ranks that read together depend on each other's "
             "samples. Give exchange='off': each then reads, and skips, by itself"
         )
-    if any(layout.reader == "mpio-collective" for layout in leaves(beneath.first.layouts)):
+    if any(layout.reader == "mpio-collective" for layout in leaves(source.first.layouts)):
         raise PlanError("on_error='skip': all ranks read each batch together by MPI, and none can read a sample alone")
     with suppress(PlanError):
         ranks = max(ranks, detect().ranks)
-    return SkippingSource(beneath, ranks == 1, loader._stats.skip)
+    return SkippingSource(source, ranks == 1, loader._stats.skip)
 
 
 def check_on_error(on_error: Any) -> OnError:

@@ -76,7 +76,7 @@ class EndedIterator(_IterableDatasetStopIteration):
 class StateCarrier:
     """The worker's init function. After the user's, it makes batches carry the state of a dataset that has one.
 
-    Else it leaves everything as torch made it. `told` are the states in which the workers begin.
+    Else it leaves everything as torch made it. `states` are the states in which the workers begin.
     """
 
     def __init__(self, users: Callable[[int], None] | None, states: list[bytes | None]) -> None:
@@ -138,7 +138,7 @@ class WorkerStates:
         self.next: int = initial.get("next", 0)
         self.handed_out = [_pickled(states) for states in initial.get("workers", [None] * workers)]
         self._received = list(self.handed_out)  # is ahead of what was handed out
-        self.given = [0] * workers  # batches that each worker gave in this epoch and that were handed out
+        self.worker_batches = [0] * workers  # batches that each worker gave in this epoch and that were handed out
         self.last = 0  # the worker that gave the last of them
         self._own = own  # the dataset itself has a state
         self._lasting = lasting  # the workers are persistent
@@ -155,7 +155,7 @@ class WorkerStates:
         carried = isinstance(data, CarriedBatch)
         last = data.worker if carried else worker[0] if worker else self.next
         self.next, self.last = (last + 1) % len(self.handed_out), last
-        self.given[last] += 1
+        self.worker_batches[last] += 1
         if not carried:
             return data
         self.handed_out[last] = data.states
@@ -164,7 +164,7 @@ class WorkerStates:
     def begin_again(self) -> None:
         """Called when persistent workers have begun another epoch."""
         self.handed_out = [_pickled(states) for states in self._again()]
-        self.given = [0] * len(self.given)
+        self.worker_batches = [0] * len(self.worker_batches)
 
     def state(self, begun: bool) -> dict[str, Any]:
         """All states; if not `begun`, those in which these workers would begin an epoch now. Empty if there is none."""
@@ -215,8 +215,8 @@ class _Counted(_BaseDataLoaderIter):
     _passing: list[int] | None = None  # batches that are still passed over; None: nobody has looked
 
     def __init__(self, loader: Any) -> None:
-        self._course = loader._course
-        loaded = self._course.pending
+        self._sampler_state = loader._sampler_state
+        loaded = self._sampler_state.pending
         self._loaded_states = _worker_states(loaded or {}, loader.num_workers)
         self._given: list[int] = (loaded or {}).get("given", [])  # batches of each worker, before it was resumed
         self._stats = loader._stats
@@ -224,32 +224,32 @@ class _Counted(_BaseDataLoaderIter):
         self._landing = loader._on_device.landing(loader.dataset, loader._stats)
         self._bar = loader._progress_bar()
         super().__init__(loader)
-        self.passage.base_seed = int(self._base_seed)
+        self.position.base_seed = int(self._base_seed)
 
     @property
-    def passage(self) -> EpochPosition:
-        return self._sampler_iter.passage
+    def position(self) -> EpochPosition:
+        return self._sampler_iter.position
 
     def _next_data(self) -> Any:
-        passage = self.passage
-        asked = time.perf_counter()
+        position = self.position
+        asked_at = time.perf_counter()
         if self._handed_out:
-            self._stats.busy(asked - self._handed_out)
+            self._stats.busy(asked_at - self._handed_out)
         self._came = self._num_workers == 0
         try:
-            data = self._next_of_torch(passage)
+            data = self._next_of_torch(position)
         except StopIteration:
-            self._finish(passage)
+            self._finish(position)
             raise
         except Exception:  # which was this batch; the next one comes after it
             if self._came:
-                passage.advance(self._number)
+                position.advance(self._number)
             raise
-        self._stats.batch(passage.advance(self._number), 0, {})
+        self._stats.batch(position.advance(self._number), 0, {})
         if self._bar is not None:
             self._bar.update()
         came = time.perf_counter()
-        self._stats.waited("dataset", came - asked)
+        self._stats.waited("dataset", came - asked_at)
         if self._landing is not None:
             data = self._landing.handed_out(self._landing.land(data))
             self._stats.waited("device copy", time.perf_counter() - came)
@@ -258,11 +258,11 @@ class _Counted(_BaseDataLoaderIter):
         self._handed_out = time.perf_counter()
         return data
 
-    def _next_of_torch(self, passage: EpochPosition) -> Any:
+    def _next_of_torch(self, position: EpochPosition) -> Any:
         """The next batch that was not handed out before the pass was resumed, or the error in its place."""
         data: Any = super()._next_data()
-        if passage.batches == 0 and self._passing is None:
-            self._passing = self._passed_over(passage.before[0])
+        if position.batches == 0 and self._passing is None:
+            self._passing = self._passed_over(position.before[0])
         while self._passing and self._passes_over(self._passing):
             data = super()._next_data()
         return data
@@ -293,10 +293,10 @@ class _Counted(_BaseDataLoaderIter):
             )
         return list(given) if len(given) == workers else [batches]
 
-    def _finish(self, passage: EpochPosition) -> None:
-        if not passage.finished:
+    def _finish(self, position: EpochPosition) -> None:
+        if not position.finished:
             self._stats.epoch()
-        self._course.finish(passage)
+        self._sampler_state.finish(position)
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -307,22 +307,22 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self._adopted = loader._adopted_pass(self._dataset_fetcher, self.passage)
+        self._adopted = loader._adopted_pass(self._dataset_fetcher, self.position)
         restore_iterator(self._dataset_fetcher, self._loaded_states)
-        self.passage.parts = partial(begin_states, self._dataset_fetcher)
+        self.position.parts = partial(begin_states, self._dataset_fetcher)
         if self._dataset_kind == _DatasetKind.Iterable:
-            self.passage.given = self.passage.all_batches
+            self.position.worker_batches = self.position.all_batches
 
     def _next_index(self) -> Any:
         if self._adopted is None:
             return super()._next_index()  # type: ignore[no-untyped-call]
         return self._adopted.next_batch(self._sampler_iter)
 
-    def _next_of_torch(self, passage: EpochPosition) -> Any:
+    def _next_of_torch(self, position: EpochPosition) -> Any:
         if self._adopted is None or self._adopted.adopted.left_alone:
-            return super()._next_of_torch(passage)
+            return super()._next_of_torch(position)
         with self._adopted:
-            return super()._next_of_torch(passage)
+            return super()._next_of_torch(position)
 
     def _restore(self, loader: Any) -> None:
         if "dataset" in self._loaded_states:
@@ -349,10 +349,10 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         super()._reset(loader, first_iter)
         if not first_iter:
             self._carried.begin_again()
-        self.passage.parts = self._carried.state
-        self.passage.in_any_order = not getattr(self, "_in_order", True)
+        self.position.parts = self._carried.state
+        self.position.in_any_order = not getattr(self, "_in_order", True)
         if self._dataset_kind == _DatasetKind.Iterable:
-            self.passage.given = self._carried.given.copy
+            self.position.worker_batches = self._carried.worker_batches.copy
 
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
@@ -382,8 +382,8 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     def _process_data(self, data: Any, *worker: int) -> Any:
         self._came = True
-        if self.passage.in_any_order and self._dataset_kind == _DatasetKind.Map:
-            self._number = self.passage.number_of(self._sent)  # torch hands out what came last
+        if self.position.in_any_order and self._dataset_kind == _DatasetKind.Map:
+            self._number = self.position.number_of(self._sent)  # torch hands out what came last
         data = self._carried.hand_out(data, *worker)
         self._worker = self._carried.last
         return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ class BatchFeed(Protocol):
         """The batches on their way, for the long way."""
 
 
-class Way(BatchFeed, Protocol):
+class DirectSource(BatchFeed, Protocol):
     """Where batches come from, `ahead` of the loop. Native code may take them instead, to copy them to a device."""
 
     ahead: int
@@ -72,5 +72,5 @@ class Way(BatchFeed, Protocol):
     def handed(self) -> None:
         """Counts that the next batch was handed out."""
 
-    def given_back(self, left: list[Any], error: Exception | None) -> None:
+    def take_back(self, left: list[Any], error: Exception | None) -> None:
         """Takes the native object back: these batches were taken from it and not handed out, and then it failed."""

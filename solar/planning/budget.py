@@ -101,10 +101,10 @@ def needs(
     """
     read = [pooled_nbytes(batch * field.read) for field in fields]
     made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
-    given = sum(after or before for before, after in zip(read, made, strict=True))
-    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    handed_out = sum(after or before for before, after in zip(read, made, strict=True))
+    busy, waiting = max(1, pace.threads), handed_out if pace.threads else 0
     lends = 0 if pace.threads or exchange or any(made) else 1 + pace.copied
-    beside = (0 if lends else busy * (sum(read) + sum(made)) + waiting) + given * (1 + pace.copied)
+    beside = (0 if lends else busy * (sum(read) + sum(made)) + waiting) + handed_out * (1 + pace.copied)
     if exchange:
         beside += sum(read) * (1 + (FETCHED if exchange == "read" else 1))
         waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)
@@ -180,23 +180,23 @@ def shares(memory: int, regions: Sequence[Region], uses: Sequence[float] | None 
     takes = [_everything(one) for one in regions]
     alike = [1.0] * len(regions) if uses is None else uses
     weights = [_weight(*one) for one in zip(regions, takes, alike, strict=True)]
-    given = [0] * len(regions)
+    parts = [0] * len(regions)
     small = 0
     for place in sorted(range(len(regions)), key=takes.__getitem__):
         if takes[place] > memory // SMALL or small + takes[place] > memory // SMALL_TOGETHER:
             break
-        given[place] = takes[place]
+        parts[place] = takes[place]
         small += takes[place]
-    left, others = memory - small, [place for place in range(len(regions)) if not given[place]]
+    left, others = memory - small, [place for place in range(len(regions)) if not parts[place]]
     while others:  # until none gets more than it takes
         total = sum(weights[place] for place in others)
         part = {place: left * weights[place] // total for place in others}
         filled = [place for place in others if part[place] >= takes[place]]
         for place in filled or others:
-            given[place] = min(part[place], takes[place])
-        left -= sum(given[place] for place in filled)
+            parts[place] = min(part[place], takes[place])
+        left -= sum(parts[place] for place in filled)
         others = [place for place in others if place not in filled] if filled else []
-    return given
+    return parts
 
 
 def wholes(regions: Sequence[Region]) -> list[int]:

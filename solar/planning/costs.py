@@ -46,9 +46,9 @@ class Thinned:
     block: int  # items of a stretch
     every: int
 
-    def way(self, way: RetentionPolicy) -> RetentionPolicy:
+    def policy(self, policy: RetentionPolicy) -> RetentionPolicy:
         """The same way of using less memory."""
-        return replace(way, pinned=self.among(way.pinned), burst=way.burst // self.every)
+        return replace(policy, pinned=self.among(policy.pinned), burst=policy.burst // self.every)
 
     def terms(self, terms: MemoryLimits) -> MemoryLimits:
         """What less memory has to keep to."""
@@ -147,28 +147,28 @@ def choose(
     """
     thin = thin_region(region, uses, FORMULA_ITEMS)
 
-    def counted(way: RetentionPolicy) -> TriedPolicy:
+    def counted(policy: RetentionPolicy) -> TriedPolicy:
         try:
-            if way.direct and not direct:
+            if policy.direct and not direct:
                 raise PlanError("what samples have in common is read once for all of them, into the memory")
-            check_pinned(region, way, terms)
+            check_pinned(region, policy, terms)
             # Nothing that direct reading does depends on other epochs.
-            run, less = measured if way.direct else epochs, thin.terms(terms)
-            some = steady(thin.region, thin.way(way), thin.uses, run, measured, less, start=start)
+            run, less = measured if policy.direct else epochs, thin.terms(terms)
+            some = steady(thin.region, thin.policy(policy), thin.uses, run, measured, less, start=start)
             found = [one._replace(counts=thin.counts(one.counts)) for one in some]
         except PlanError:  # this much pinned leaves too little for the batches; reading step by step always goes
-            return TriedPolicy(math.inf, Counts(), way, [])
+            return TriedPolicy(math.inf, Counts(), policy, [])
         counts = total(one.counts for one in found)
-        return TriedPolicy(reading_seconds(counts, region.units, storage), counts, way, found)
+        return TriedPolicy(reading_seconds(counts, region.units, storage), counts, policy, found)
 
     best = counted(RetentionPolicy(direct=True))
-    for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
-        best = min(best, counted(way), key=TriedPolicy.cost)
+    for policy in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
+        best = min(best, counted(policy), key=TriedPolicy.cost)
     if not best.epochs:
         raise PlanError("no way of using this memory has room for the batches")
     best = _balanced(best, counted, terms.gap, storage)
     best = _fewer_ahead(best, counted, terms, storage)
-    return best.way, best.epochs
+    return best.policy, best.epochs
 
 
 class TriedPolicy(NamedTuple):
@@ -176,7 +176,7 @@ class TriedPolicy(NamedTuple):
 
     seconds: float
     counts: Counts
-    way: RetentionPolicy
+    policy: RetentionPolicy
     epochs: list[Epoch]
 
     def cost(self) -> tuple[float, int, int]:
@@ -191,7 +191,7 @@ def _balanced(
     passing = best.counts.bytes / storage.bandwidth
     factor = 0.5 if passing > best.counts.requests * storage.request_seconds else 2
     for power in range(1, WIDEST + 1):
-        tried = counted(replace(best.way, gap=int(gap * factor**power)))
+        tried = counted(replace(best.policy, gap=int(gap * factor**power)))
         if tried.seconds >= best.seconds * WORTH_ANOTHER_GAP:
             break
         best = tried
@@ -207,11 +207,11 @@ def _fewer_ahead(
     """
     fewer = max(0, terms.room // (FEW_STEPS * max(1, terms.step)) - 1)
     passing = best.counts.bytes / storage.bandwidth
-    if best.way.direct or fewer >= terms.ahead:
+    if best.policy.direct or fewer >= terms.ahead:
         return best
     if best.seconds > passing * CLEARLY or best.counts.requests * storage.request_seconds * MANY > passing:
         return best
-    return min(best, counted(replace(best.way, ahead=fewer)), key=TriedPolicy.cost)
+    return min(best, counted(replace(best.policy, ahead=fewer)), key=TriedPolicy.cost)
 
 
 def candidates(

@@ -13,7 +13,7 @@ from solar.planning import costs
 from solar.planning.budget import AheadSpec, Budget, Needs, SampleBytes, divide_memory, needs, wholes
 from solar.planning.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planning.plan import plan_rows
-from solar.planning.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
+from solar.planning.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, passes_per_plan, policies_after
 from solar.planning.regions import whole_region
 from solar.planning.served import budget_of_jobs, encoding_nbytes, packable, tables_nbytes
 from solar.planning.sharing import SENDING, Sharing, Who
@@ -257,7 +257,7 @@ def planned_windows(
             len(of_epoch(max(0, done - 1)).planned.rows) * max(piece.slots for piece in pieces),
             known if epochs is None else min(known, epochs - done),
         )
-        some = [range(done, done + min(left, planned_together(uses, first=first))) for first in (True, False)]
+        some = [range(done, done + min(left, passes_per_plan(uses, first=first))) for first in (True, False)]
 
         def made(here: range, after: PlannedPasses | None, ways: Sequence[RetentionPolicy | None]) -> PlannedPasses:
             makers = [partial(of_epoch, epoch) for epoch in here]
@@ -266,11 +266,11 @@ def planned_windows(
 
         if last is None:
             window = made(some[0], None, [None] * len(pieces))
-        elif not goes_on(last, window := made(some[1], last, ways_after(last, len(some[1]))), parts):
+        elif not goes_on(last, window := made(some[1], last, policies_after(last, len(some[1]))), parts):
             # As when the pass begins for which there was none.
-            window = made(some[0], last, ways_after(last, len(some[0])))
+            window = made(some[0], last, policies_after(last, len(some[0])))
             if not goes_on(last, window, parts):
-                window, last = made(some[0], None, window.ways), None
+                window, last = made(some[0], None, window.policies), None
         parts = window.parts() if last is None else parts
         yield window
         done, last = done + len(window.segments), window
@@ -318,13 +318,15 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     each = max(1, COUNTED_TOGETHER * world.ranks // max(1, job.order.uses))
     groups = [ranks[begin : begin + each] for begin in range(0, len(ranks), each)]
     for piece, storage in zip(job.pieces, job.storages, strict=True):
-        of_groups, way = [], RetentionPolicy(direct=True, gap=job.gap + 1)
+        of_groups, policy = [], RetentionPolicy(direct=True, gap=job.gap + 1)
         for group in groups:
 
             def of(epoch: int, group: range = group, piece: Piece = piece) -> Any:
                 return piece.rows(_rank_by_rank(uses_of(epoch), group, world.ranks))
 
-            made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
+            made = plan_rows(
+                of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), policy=policy
+            )
             of_groups.append(made.counts)
             used = [own + len(of(epoch)[0]) for own, epoch in zip(used, epochs, strict=True)]
         for epoch in epochs:

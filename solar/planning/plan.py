@@ -60,7 +60,7 @@ class Plan:
 
     uses: Uses
     region: Region
-    way: RetentionPolicy
+    policy: RetentionPolicy
     terms: MemoryLimits
     epochs: range
     counts: tuple[Counts, ...]  # of each epoch
@@ -72,7 +72,7 @@ class Plan:
     @property
     def kept(self) -> str:
         """What memory holds: samples as they are used, "rows"; encoded, "packed"; or "stored" chunks as in the file."""
-        return "stored" if self.way.whole else "rows" if self.region.units.packing is None else "packed"
+        return "stored" if self.policy.whole else "rows" if self.region.units.packing is None else "packed"
 
     @property
     def page(self) -> int:
@@ -82,8 +82,8 @@ class Plan:
     @property
     def pages(self) -> int:
         """How many of them there are to be, at most."""
-        held = self.way.pinned if self.way.direct else self.region.items
-        return min(self.terms.room, self.region.held_nbytes(held, whole=self.way.whole)) // self.page
+        held = self.policy.pinned if self.policy.direct else self.region.items
+        return min(self.terms.room, self.region.held_nbytes(held, whole=self.policy.whole)) // self.page
 
     def seconds(self, storage: Storage) -> float:
         """How long all that it reads takes."""
@@ -98,11 +98,11 @@ class Plan:
         loads, ends, last = np.empty(0, np.int32), np.zeros(len(starts), np.int64), np.zeros(len(items), np.uint8)
         if self.marks:
             mark, goes_on = self.marks[place].copy(), in_pass(epoch, self.epochs, self.terms)
-            record = back_over(mark, self.region, self.way, (items, starts), record=True, goes_on=goes_on)[1]
+            record = back_over(mark, self.region, self.policy, (items, starts), record=True, goes_on=goes_on)[1]
             assert record is not None
             loads, ends, last = record
         start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
-        whole, pinned = self.way.whole, self.way.pinned
+        whole, pinned = self.policy.whole, self.policy.pinned
         return Script(
             rows=items.rows if isinstance(items, MappedUses) else self.region.rows(items, 0, whole=False),
             starts=starts,
@@ -124,7 +124,7 @@ def plan_rows(
     epochs: range,
     ahead: int,
     facts: tuple[object, ...],
-    way: RetentionPolicy | None = None,
+    policy: RetentionPolicy | None = None,
     holding: bool = False,
     region: Region | None = None,
     packing: RowPacking | None = None,
@@ -146,19 +146,21 @@ def plan_rows(
     region = region or Region(units, 0, units.samples)
     uses = _uses_of(of, region)
     kept = OrdersKept(uses)
-    if way is None:
+    if policy is None:
         of_kinds = [region] if packing is None else [region, region.packed(packing)]
-        way = (
+        policy = (
             RetentionPolicy(direct=True)
             if memory == 0
             else _cheapest(kept, of_kinds, epochs, memory, storage, ahead, direct=direct)
         )
-    if way.packed and packing is not None:
+    if policy.packed and packing is not None:
         region = region.packed(packing)
-    terms = replace(_terms(kept, region, epochs, memory, storage.gap, ahead, way), parts=parts)
+    terms = replace(_terms(kept, region, epochs, memory, storage.gap, ahead, policy), parts=parts)
     sizes = tuple(kept.size(epoch)[:2] for epoch in epochs)
     scan = int(costs.scan_seconds(region, storage) * storage.bandwidth)
-    made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), scan=scan, holding=holding)
+    made = _sampler_state(
+        kept, region, policy, terms, epochs, (*facts, sizes, storage, holding), scan=scan, holding=holding
+    )
     return replace(made, uses=uses)
 
 
@@ -221,25 +223,28 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
 
 
 def _terms(
-    uses: OrdersKept, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: RetentionPolicy
+    uses: OrdersKept, region: Region, epochs: range, memory: int, gap: int, ahead: int, policy: RetentionPolicy
 ) -> MemoryLimits:
     """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
-    if way.direct or way.pinned == region.items:
+    if policy.direct or policy.pinned == region.items:
         return MemoryLimits(memory, gap, ahead)
-    largest = max(uses.size(epoch)[2] for epoch in epochs) * region.heaviest(whole=way.whole)
+    largest = max(uses.size(epoch)[2] for epoch in epochs) * region.heaviest(whole=policy.whole)
     if (ahead + 1) * largest * SHARE > memory:  # it may well be less
-        largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
-    pinned = region.held_nbytes(way.pinned, whole=way.whole)
-    if pinned + largest > memory and (largest := _swept_step(uses, region, epochs, way)) + pinned > memory:
+        largest = max(_largest_step(uses(epoch), region, policy.whole) for epoch in epochs)
+    pinned = region.held_nbytes(policy.pinned, whole=policy.whole)
+    if pinned + largest > memory and (largest := _swept_step(uses, region, epochs, policy)) + pinned > memory:
         raise NoRoom(memory, largest, pinned)
     most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
     return MemoryLimits(memory, gap, max(0, min(ahead, most)), largest)
 
 
-def _swept_step(uses: OrdersKept, region: Region, epochs: range, way: RetentionPolicy) -> int:
+def _swept_step(uses: OrdersKept, region: Region, epochs: range, policy: RetentionPolicy) -> int:
     """The bytes in memory of what a step uses beside the pinned part, at most."""
-    units, every = region.native(way.pinned, whole=way.whole), (page for one in epochs for page in pages(uses(one)))
-    swept = (swept_uses(region, way, page) for page in every)
+    units, every = (
+        region.native(policy.pinned, whole=policy.whole),
+        (page for one in epochs for page in pages(uses(one))),
+    )
+    swept = (swept_uses(region, policy, page) for page in every)
     return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in swept)
 
 
@@ -280,12 +285,12 @@ def _cheapest(
             if not direct:
                 continue
             terms = MemoryLimits(memory, storage.gap, step=error.largest)  # no sweep has room; a pinned part may have
-        way, epochs_ = costs.choose(
+        policy, epochs_ = costs.choose(
             region, uses, counted, measured, terms, storage, kinds=(whole,), start=few, direct=direct
         )
         packed = region.units.packing is not None
         seconds = costs.reading_seconds(total(one.counts for one in epochs_), region.units, storage)
-        found.append((seconds / WORTH_PACKING if packed else seconds, replace(way, packed=packed)))
+        found.append((seconds / WORTH_PACKING if packed else seconds, replace(policy, packed=packed)))
     if len(refused) == len(kinds):
         try:
             raise min(refused, key=lambda error: error.least)
@@ -294,10 +299,10 @@ def _cheapest(
     return min(found, key=lambda one: one[0])[1]
 
 
-def _course(
+def _sampler_state(
     uses: Uses,
     region: Region,
-    way: RetentionPolicy,
+    policy: RetentionPolicy,
     terms: MemoryLimits,
     epochs: range,
     facts: tuple[object, ...],
@@ -305,22 +310,22 @@ def _course(
     scan: int,
     holding: bool = False,
 ) -> Plan:
-    terms = terms.by(way)
-    check_pinned(region, way, terms)
-    *found, rest = backwards(region, way, uses, epochs, terms, marks=True)
+    terms = terms.by(policy)
+    check_pinned(region, policy, terms)
+    *found, rest = backwards(region, policy, uses, epochs, terms, marks=True)
     found.reverse()
     first = np.empty(0, np.int32) if rest.mark is None else rest.mark.residents()[1]
-    start = start_of(first, region, way, uses(epochs.start), terms.gap, scan=scan, holding=holding)
+    start = start_of(first, region, policy, uses(epochs.start), terms.gap, scan=scan, holding=holding)
     return Plan(
         uses,
         region,
-        way,
+        policy,
         terms,
         epochs,
         tuple(one.counts for one in found),
         start,
-        start_counts(start, region, way, terms.gap),
-        plan_digest((*facts, region.units.digest, region.begin, region.end, way, terms, epochs)),
+        start_counts(start, region, policy, terms.gap),
+        plan_digest((*facts, region.units.digest, region.begin, region.end, policy, terms, epochs)),
         tuple(one.mark for one in found if one.mark is not None),
     )
 

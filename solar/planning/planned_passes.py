@@ -25,7 +25,7 @@ from solar.values import BoxScript, PartScript, RowPacking, RunPart, Script, Sto
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
-LATE = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
+SLOW_ANSWER = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # passes, at most
 
@@ -94,11 +94,11 @@ def steps_ahead(storage: Storage) -> int:
     >>> steps_ahead(Storage(1e-4, 1e9, 50_000)), steps_ahead(Storage(3e-2, 1e9, 2_000, depth=64))
     (6, 60)
     """
-    in_flight = min(storage.depth, storage.latency * storage.iops) if storage.latency >= LATE else 0
+    in_flight = min(storage.depth, storage.latency * storage.iops) if storage.latency >= SLOW_ANSWER else 0
     return max(STEPS_AHEAD, int(in_flight))
 
 
-def planned_together(uses: int, *, first: bool) -> int:
+def passes_per_plan(uses: int, *, first: bool) -> int:
     """How many passes of so many uses are planned together: at first, or later."""
     place = 0 if first else 1
     return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
@@ -115,7 +115,7 @@ class PlannedPasses:
         memory: int,
         batch: int,
         storages: Sequence[Storage],
-        ways: Sequence[RetentionPolicy | None],
+        policies: Sequence[RetentionPolicy | None],
         holding: bool,
         parts: int = 1,  # segments that a pass over the samples comes in
     ) -> None:
@@ -128,8 +128,8 @@ class PlannedPasses:
         facts = (self.segment(first).planned.digest, len(makers))
         self.shares = self._shared()
         self.plans = [
-            _plan(self, piece, share, storage, facts, way, holding, parts)
-            for piece, share, storage, way in zip(pieces, self.shares, storages, ways, strict=True)
+            _plan(self, piece, share, storage, facts, policy, holding, parts)
+            for piece, share, storage, policy in zip(pieces, self.shares, storages, policies, strict=True)
         ]
 
     def segment(self, number: int) -> PassUses:
@@ -146,9 +146,9 @@ class PlannedPasses:
         return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
 
     @property
-    def ways(self) -> list[RetentionPolicy]:
+    def policies(self) -> list[RetentionPolicy]:
         """How the memory is used for each piece."""
-        return [plan.way for plan in self.plans]
+        return [plan.policy for plan in self.plans]
 
     def counts(self, number: int) -> list[Counts]:
         """What a segment takes, as planned, for each piece."""
@@ -225,13 +225,13 @@ class PlannedPasses:
         """How much memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
         used = self.segment(self.segments.start).planned.counts(1 + max(piece.dataset for piece in self.pieces))
         uses = [used[piece.dataset] * piece.slots / max(1, piece.region.items) for piece in self.pieces]
-        given = shares(self.memory, [piece.region for piece in self.pieces], uses)
-        left = self.memory - sum(given)
+        shared = shares(self.memory, [piece.region for piece in self.pieces], uses)
+        left = self.memory - sum(shared)
         rows = [piece.region.items * piece.units.sample_nbytes for piece in self.pieces]
-        for place in sorted(range(len(rows)), key=lambda place: rows[place] - given[place]):
-            more = min(left, max(0, rows[place] - given[place]))
-            given[place], left = given[place] + more, left - more
-        return given
+        for place in sorted(range(len(rows)), key=lambda place: rows[place] - shared[place]):
+            more = min(left, max(0, rows[place] - shared[place]))
+            shared[place], left = shared[place] + more, left - more
+        return shared
 
     def parts(self) -> list[RunPart]:
         """How each piece is held."""
@@ -251,7 +251,7 @@ def _plan(
     memory: int,
     storage: Storage,
     facts: tuple[Any, ...],
-    way: RetentionPolicy | None,
+    policy: RetentionPolicy | None,
     holding: bool,
     parts: int,
 ) -> Plan:
@@ -266,39 +266,42 @@ def _plan(
         segment = window.segment(number)
         return piece.rows(segment.by_rank if apart else segment.planned)
 
-    def planned(way: RetentionPolicy | None, holding: bool = False) -> Plan:
+    def planned(policy: RetentionPolicy | None, holding: bool = False) -> Plan:
         rows = partial(
             plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments,
             ahead=steps_ahead(storage), facts=facts, holding=holding, region=piece.region, packing=piece.packing,
             direct=not shared, parts=parts,
         )  # fmt: skip
-        made = rows(of, way=way)
-        if shared and made.way.direct:
-            return replace(made, counts=rows(partial(of, apart=True), way=made.way).counts)
+        made = rows(of, policy=policy)
+        if shared and made.policy.direct:
+            return replace(made, counts=rows(partial(of, apart=True), policy=made.policy).counts)
         return made
 
-    for wanted in (way, None):
+    for wanted in (policy, None):
         with suppress(PlanError):
             made = planned(wanted, holding and wanted is not None)
             # Once more where some samples stay: with the way given, as windows after this one will have it.
-            return planned(made.way) if made.way.pinned and wanted is None else made
+            return planned(made.policy) if made.policy.pinned and wanted is None else made
     fitting = [(piece.region.fitting(memory, whole=whole), whole) for whole in piece.region.kinds]
-    ways = [RetentionPolicy(direct=True), *(RetentionPolicy(n, whole=whole, direct=True) for n, whole in fitting if n)]
-    return min(map(planned, ways), key=lambda plan: plan.seconds(storage))
+    policies = [
+        RetentionPolicy(direct=True),
+        *(RetentionPolicy(n, whole=whole, direct=True) for n, whole in fitting if n),
+    ]
+    return min(map(planned, policies), key=lambda plan: plan.seconds(storage))
 
 
 def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
     held, ahead = plan.pages * plan.page, plan.terms.ahead
-    if plan.way.pinned == piece.region.items:
+    if plan.policy.pinned == piece.region.items:
         ahead = 0  # nothing is read any more
-    elif plan.way.direct:
+    elif plan.policy.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
     own = None if piece.extents is None else piece.extents.windows  # of blocks uses are told one by one
     packing = plan.region.units.packing
     pack = None if packing is None else (packing.number, packing.predictor)
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own, pack)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.policy.direct, ahead, plan.terms.gap, own, pack)
 
 
 def number_in_steps(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
@@ -332,13 +335,13 @@ def _read_alone(uses: SampleUses, piece: Piece) -> PartScript:
     return PartScript(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(piece.dataset))
 
 
-def ways_after(last: PlannedPasses, passes: int) -> list[RetentionPolicy | None]:
+def policies_after(last: PlannedPasses, passes: int) -> list[RetentionPolicy | None]:
     """How a window of so many passes uses memory after the last one; None: that is yet to be chosen.
 
     What is best where one pass is known can be dear where several are, so it is chosen again, unless samples stay.
     """
     alike = (len(last.segments) > 1) == (passes > 1)
-    return [way if alike or way.pinned else None for way in last.ways]
+    return [policy if alike or policy.pinned else None for policy in last.policies]
 
 
 def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
@@ -355,22 +358,22 @@ def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
 
 def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]) -> bool:
     """Whether a run with these parts, told of the last window to its end, can carry out this one after it."""
-    pairs = zip(last.ways, window.ways, strict=True)
+    pairs = zip(last.policies, window.policies, strict=True)
     alike = all(one == two or one.pinned == two.pinned == 0 for one, two in pairs)  # else other samples are to stay
     return alike and fit(window.parts(), parts)
 
 
 def in_words(window: PlannedPasses) -> str:
     """What a window does with the memory, and what that takes in a later epoch."""
-    said = [_way_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
+    said = [_policy_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
     # Of fields that are used differently. What is kept as it is read needs no word beside another that is not.
     more = {one.partition(held)[0] for one in said for held in (", kept ", ", packed ") if held in one}
-    ways = "; ".join(one for one in dict.fromkeys(said) if one not in more)
+    policies = "; ".join(one for one in dict.fromkeys(said) if one not in more)
     typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
     samples = len(window.segment(window.segments.start).planned.rows)
     uses = samples * sum({piece.field: piece.slots for piece in window.pieces}.values())
-    return f"{ways}; an epoch takes {requests:,} requests for {quantities.size(nbytes)} and has {uses:,} uses"
+    return f"{policies}; an epoch takes {requests:,} requests for {quantities.size(nbytes)} and has {uses:,} uses"
 
 
 def packed_ratio(plans: Sequence[Plan]) -> str:
@@ -381,15 +384,15 @@ def packed_ratio(plans: Sequence[Plan]) -> str:
     return f"packed without loss, {sum(u.sample_nbytes for u in of) / sum(u.held_nbytes for u in of):.1f} : 1"
 
 
-def _way_in_words(plan: Plan, piece: Piece) -> str:
-    way = plan.way
-    kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
+def _policy_in_words(plan: Plan, piece: Piece) -> str:
+    policy = plan.policy
+    kept = f", {100 * policy.pinned / piece.region.items:.0f} % of the samples stay"
     packed = f", {packed_ratio([plan])}"
     decoded = "encoded" if piece.units.decoded_later else "decoded"
     stored = ", kept as stored" if plan.kept == "stored" else f", kept {decoded}" if piece.units.encoded else ""
     stored = packed if plan.kept == "packed" else stored
-    if way.pinned >= piece.region.items:
+    if policy.pinned >= piece.region.items:
         return f"all samples stay{stored}"
-    if way.direct:
-        return "every batch is read in one sorted go" + (kept + stored if way.pinned else "")
-    return "reading goes round in the order of the file" + (kept if way.pinned else "") + stored
+    if policy.direct:
+        return "every batch is read in one sorted go" + (kept + stored if policy.pinned else "")
+    return "reading goes round in the order of the file" + (kept if policy.pinned else "") + stored

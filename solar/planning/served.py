@@ -61,7 +61,7 @@ def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: i
 
 
 def budget_of_jobs(
-    jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], nbytes: int,
+    jobs: Sequence[SampleUses], combined: SampleUses, pieces: Sequence[Piece], nbytes: int,
     *, memory: int, scratch: int, cores: int,
 ) -> tuple[Budget, int]:  # fmt: skip
     """Divides the memory of a service among its jobs and their steps. Raises BufferTooSmall if it cannot.
@@ -74,7 +74,7 @@ def budget_of_jobs(
     if (least := least_of(sum(every) * nbytes)) > memory:
         raise BufferTooSmall(memory, least, len(jobs))
     begin = segment_steps(max(len(one.starts) - 1 for one in jobs))
-    step = nbytes * int(places_of_steps(together, pieces)[:begin].max(initial=0))
+    step = nbytes * int(places_of_steps(combined, pieces)[:begin].max(initial=0))
     ring = ring_of(memory, sum(every) * nbytes, step)
     budget = divided_for_steps(memory, ring, pieces, nbytes, scratch, cores)
     return replace(budget, staged=max(1, ring // max(1, step))), ring

@@ -117,10 +117,10 @@ class MemoryLimits:
     step: int = 0  # bytes of the largest step
     parts: int = 1  # epochs of the plan that a pass over the samples comes in, one after another
 
-    def by(self, way: RetentionPolicy) -> MemoryLimits:
+    def by(self, policy: RetentionPolicy) -> MemoryLimits:
         """These with the gap and the steps ahead of the way, if it has them."""
-        gap = self.gap if way.gap is None else way.gap
-        return replace(self, gap=gap, ahead=self.ahead if way.ahead is None else min(self.ahead, way.ahead))
+        gap = self.gap if policy.gap is None else policy.gap
+        return replace(self, gap=gap, ahead=self.ahead if policy.ahead is None else min(self.ahead, policy.ahead))
 
 
 def total(counts: Iterable[Counts]) -> Counts:
@@ -132,7 +132,7 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 def backwards(
     region: Region,
-    way: RetentionPolicy,
+    policy: RetentionPolicy,
     uses: Uses,
     epochs: range,
     terms: MemoryLimits,
@@ -141,29 +141,29 @@ def backwards(
     marks: bool = False,
 ) -> Iterator[Epoch]:
     """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
-    terms = terms.by(way)
-    if way.pinned == region.items:
-        yield from _all_pinned(region, way, uses, epochs)
+    terms = terms.by(policy)
+    if policy.pinned == region.items:
+        yield from _all_pinned(region, policy, uses, epochs)
         return
-    always = region.held_nbytes(way.pinned, whole=way.whole)
-    units = region.native(way.pinned, whole=way.whole and not way.direct)
+    always = region.held_nbytes(policy.pinned, whole=policy.whole)
+    units = region.native(policy.pinned, whole=policy.whole and not policy.direct)
     sweep = None
-    if not way.direct:
-        sweep = _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap, way.lasting)
+    if not policy.direct:
+        sweep = _native.Sweep(units, terms.room - always, policy.burst, terms.ahead, terms.gap, policy.lasting)
     for epoch in reversed(epochs):
         mark = sweep.copy() if sweep is not None and marks else None
         all_uses = uses(epoch)
         written = None
         if sweep is None:
-            swept = (swept_uses(region, way, page) for page in pages(all_uses))
+            swept = (swept_uses(region, policy, page) for page in pages(all_uses))
             counts = total(Counts(*_native.direct(units, *page, terms.gap)) for page in swept)._replace(peak=0)
         else:
             goes_on = in_pass(epoch, epochs, terms)
-            counts, written = back_over(sweep, region, way, all_uses, record=record, goes_on=goes_on)
-        counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
+            counts, written = back_over(sweep, region, policy, all_uses, record=record, goes_on=goes_on)
+        counts = _decoding(counts, policy, region, len(all_uses[0]))._replace(peak=counts.peak + always)
         yield Epoch(counts, len(all_uses[0]), written, mark)
     rest = Counts() if sweep is None else _residents(region, sweep)
-    yield Epoch(_pinning(region, way, rest), 0, None, sweep)
+    yield Epoch(_pinning(region, policy, rest), 0, None, sweep)
 
 
 def in_pass(epoch: int, epochs: range, terms: MemoryLimits) -> bool:
@@ -174,7 +174,7 @@ def in_pass(epoch: int, epochs: range, terms: MemoryLimits) -> bool:
 def back_over(
     sweep: _native.Sweep,
     region: Region,
-    way: RetentionPolicy,
+    policy: RetentionPolicy,
     uses: UsesOf,
     *,
     record: bool = False,
@@ -186,7 +186,7 @@ def back_over(
     ends: list[Starts] = []
     last: list[NDArray[np.uint8]] = []
     for page in pages(uses, back=True):
-        swept = swept_uses(region, way, page)
+        swept = swept_uses(region, policy, page)
         numbers, written = sweep.back(*swept, record, goes_on or bool(counts))
         counts.append(Counts(*numbers))
         if written is None:
@@ -194,9 +194,9 @@ def back_over(
         loads.insert(0, written[0])
         ends.insert(0, written[1])
         leaves = written[2]
-        if way.pinned:
+        if policy.pinned:
             leaves = np.zeros(len(page[0]), np.uint8)
-            leaves[page[0] >= way.pinned] = written[2]
+            leaves[page[0] >= policy.pinned] = written[2]
         last.insert(0, leaves)
     if not record:
         return total(counts), None
@@ -209,7 +209,7 @@ def back_over(
 
 def steady(
     region: Region,
-    way: RetentionPolicy,
+    policy: RetentionPolicy,
     uses: Uses,
     epochs: range,
     measured: range,
@@ -218,43 +218,43 @@ def steady(
     start: bool = False,
 ) -> list[Epoch]:
     """The measured ones of these epochs; with `start` what they find in memory, too, but for the pinned part."""
-    *counted, rest = backwards(region, way, uses, epochs, terms)
+    *counted, rest = backwards(region, policy, uses, epochs, terms)
     found = [one for epoch, one in zip(reversed(epochs), counted, strict=True) if epoch in measured]
     if start and rest.mark is not None:
         found.append(Epoch(_residents(region, rest.mark)._replace(peak=0), 0))
     return found
 
 
-def swept_uses(region: Region, way: RetentionPolicy, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
+def swept_uses(region: Region, policy: RetentionPolicy, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
     """The uses of what is not pinned, counted from there on; of units where a sweep holds them whole."""
-    items, starts = _native.select(*uses, way.pinned, region.items) if way.pinned else uses
-    return (region.whole(items, way.pinned) if way.whole and not way.direct else items), starts
+    items, starts = _native.select(*uses, policy.pinned, region.items) if policy.pinned else uses
+    return (region.whole(items, policy.pinned) if policy.whole and not policy.direct else items), starts
 
 
-def _all_pinned(region: Region, way: RetentionPolicy, uses: Uses, epochs: range) -> Iterator[Epoch]:
-    held = region.held_nbytes(way.pinned, whole=way.whole)
+def _all_pinned(region: Region, policy: RetentionPolicy, uses: Uses, epochs: range) -> Iterator[Epoch]:
+    held = region.held_nbytes(policy.pinned, whole=policy.whole)
     for epoch in reversed(epochs):
         count = len(uses(epoch)[0])
-        yield Epoch(_decoding(Counts(peak=held), way, region, count), count)
-    yield Epoch(_pinning(region, way, Counts()), 0)
+        yield Epoch(_decoding(Counts(peak=held), policy, region, count), count)
+    yield Epoch(_pinning(region, policy, Counts()), 0)
 
 
-def _decoding(counts: Counts, way: RetentionPolicy, region: Region, uses: int) -> Counts:
+def _decoding(counts: Counts, policy: RetentionPolicy, region: Region, uses: int) -> Counts:
     """Counts of what is held encoded, too: each use decodes a unit that is held whole, or unpacks a sample."""
     if region.units.packing is not None:
-        read = counts.reads if way.direct else 0  # straight into batches
+        read = counts.reads if policy.direct else 0  # straight into batches
         return counts._replace(encoded=counts.reads - read, unpacked=uses - read)
-    return counts._replace(decoded=uses * region.units.per_unit) if way.whole else counts
+    return counts._replace(decoded=uses * region.units.per_unit) if policy.whole else counts
 
 
-def _pinning(region: Region, way: RetentionPolicy, rest: Counts) -> Counts:
+def _pinning(region: Region, policy: RetentionPolicy, rest: Counts) -> Counts:
     """What the start reads: the pinned part in one request, and what the first steps need of the rest."""
-    if not way.pinned:
+    if not policy.pinned:
         return rest
-    packed = way.pinned if region.units.packing is not None else 0
-    stored = region.stored_nbytes(way.pinned)
-    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole else way.pinned, 0, 0, packed)
-    held = region.held_nbytes(way.pinned, whole=way.whole)
+    packed = policy.pinned if region.units.packing is not None else 0
+    stored = region.stored_nbytes(policy.pinned)
+    pinned = Counts(policy.pinned, 0, 1, stored, 0 if policy.whole else policy.pinned, 0, 0, packed)
+    held = region.held_nbytes(policy.pinned, whole=policy.whole)
     return total([pinned, rest])._replace(peak=held + rest.peak)
 
 
@@ -268,16 +268,16 @@ def _loading(region: Region, counts: Counts) -> Counts:
     return counts if region.units.packing is None else counts._replace(encoded=counts.reads)
 
 
-def check_pinned(region: Region, way: RetentionPolicy, terms: MemoryLimits) -> None:
+def check_pinned(region: Region, policy: RetentionPolicy, terms: MemoryLimits) -> None:
     """Refuses a pinned part that is too large; of a sweep the counts say what it needs."""
-    if not 0 <= way.pinned <= region.items or not region.ends_unit(way.pinned):
+    if not 0 <= policy.pinned <= region.items or not region.ends_unit(policy.pinned):
         raise PlanError(
-            f"{way.pinned} pinned samples of {region.items}: they must be whole units, of up to "
+            f"{policy.pinned} pinned samples of {region.items}: they must be whole units, of up to "
             f"{region.units.per_unit} samples"
         )
-    left = terms.room - region.held_nbytes(way.pinned, whole=way.whole)
-    if way.pinned and left < 0:
-        raise PlanError(f"{way.pinned} pinned samples take {-left} bytes more than the {terms.room} that there are")
+    left = terms.room - region.held_nbytes(policy.pinned, whole=policy.whole)
+    if policy.pinned and left < 0:
+        raise PlanError(f"{policy.pinned} pinned samples take {-left} bytes more than the {terms.room} that there are")
 
 
 class FirstLoads(NamedTuple):
@@ -291,7 +291,7 @@ class FirstLoads(NamedTuple):
 def start_of(
     items: Items,
     region: Region,
-    way: RetentionPolicy,
+    policy: RetentionPolicy,
     uses: UsesOf,
     gap: int,
     *,
@@ -306,7 +306,7 @@ def start_of(
     the sweep has in memory before the first step; the pinned part is read with them, unless it is there (`holding`).
     Both count from the end of the pinned part, which therefore has negative numbers.
     """
-    pinned = region.units_in(way.pinned) if way.whole else way.pinned
+    pinned = region.units_in(policy.pinned) if policy.whole else policy.pinned
     steps = len(uses[1]) - 1
     needed = items if holding else np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
     waits = np.zeros(pinned + int(items.max(initial=-1)) + 1, np.bool_)  # for a group that it is read in
@@ -316,10 +316,10 @@ def start_of(
     due: list[int] = []
     begin, spent, length = 0, 0, 1
     while begin < steps:
-        group = waiting_items(waits, region, way, uses, begin, begin + length)
+        group = waiting_items(waits, region, policy, uses, begin, begin + length)
         if begin + length > steps:  # what only later epochs use comes with what the last steps do
             group = np.flatnonzero(waits).astype(np.int32)
-        if not way.whole and not region.samples_alone:
+        if not policy.whole and not region.samples_alone:
             group = _with_their_units(group, waits, region)
         spent += len(group) * each
         if groups and spent > scan // 16:
@@ -336,14 +336,14 @@ def start_of(
 
 
 def waiting_items(
-    waits: NDArray[np.bool_], region: Region, way: RetentionPolicy, uses: UsesOf, begin: int, end: int
+    waits: NDArray[np.bool_], region: Region, policy: RetentionPolicy, uses: UsesOf, begin: int, end: int
 ) -> Items:
     """Which of these items, or units held whole, some step from `begin` on and before `end` uses; ascending."""
     items, starts = uses
     last, found = int(starts[min(end, len(starts) - 1)]), [items[:0]]
     for place in range(int(starts[begin]), last, SWEEP_BLOCK):
         here = items[place : min(place + SWEEP_BLOCK, last)]
-        here = region.whole(here, 0) if way.whole else here
+        here = region.whole(here, 0) if policy.whole else here
         here = here[here < len(waits)]
         found.append(here[waits[here]])
     return distinct(np.concatenate(found))
@@ -357,10 +357,10 @@ def _with_their_units(group: Items, waits: NDArray[np.bool_], region: Region) ->
     return all_[touched[region.whole(all_, 0)]]
 
 
-def start_counts(start: FirstLoads, region: Region, way: RetentionPolicy, gap: int) -> Counts:
+def start_counts(start: FirstLoads, region: Region, policy: RetentionPolicy, gap: int) -> Counts:
     """What the start takes when each group is read in the order of storage, joined over small holes."""
     if not len(start.items):
         return Counts()
-    pinned = region.units_in(way.pinned) if way.whole else way.pinned
+    pinned = region.units_in(policy.pinned) if policy.whole else policy.pinned
     items, starts = start.items + np.int32(pinned), np.concatenate(([0], start.ends))
-    return _loading(region, Counts(*_native.direct(region.native(0, whole=way.whole), items, starts, gap)))
+    return _loading(region, Counts(*_native.direct(region.native(0, whole=policy.whole), items, starts, gap)))

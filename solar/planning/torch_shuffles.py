@@ -87,18 +87,18 @@ def mixed_uses(samples: int, block: int, window: int, chunk: int = 1) -> Shuffle
     return sampler_order(by_mixed_blocks(BlockMix(samples, block, window, chunk)))
 
 
-def of_chosen(made: ShuffledUses, chosen: NDArray[np.int64]) -> ShuffledUses:
+def of_samples(made: ShuffledUses, numbers: NDArray[np.int64]) -> ShuffledUses:
     """The same of a Subset: sample i of it is the data set's sample `chosen[i]`.
 
     >>> of_chosen(distributed(3, shuffle=False), np.array([1, 4, 9])).of(0).tolist()
     [1, 4, 9]
     """
-    rows = chosen.astype(np.int32)
+    rows = numbers.astype(np.int32)
     facts = (*made.facts, rows.tobytes())
     return ShuffledUses(int(rows.max()) + 1, made.uses, lambda epoch: rows[made.of(epoch)], facts, made.epochs)
 
 
-def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
+def of_sequences(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
     """An order that is known beforehand, an epoch a sequence: a sampler's of one's own, with repeats or without."""
     check_ranks(samples, 1)
     if not sequences:

@@ -52,7 +52,7 @@ class EpochPosition:
         self.in_any_order = False  # batches are handed out as they come
         # The dataset's own states: as they are now, or (False) as a new epoch would begin.
         self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
-        self.given: Callable[[], list[int]] = list  # batches of each worker, of an iterable dataset
+        self.worker_batches: Callable[[], list[int]] = list  # batches of each worker, of an iterable dataset
         self._lock = threading.Lock()
         self._drawn: deque[tuple[int, Any, Any]] = deque()  # batches from number `_first` on: size, mark, samples
         self._first = self._samples = 0  # batches that were handed out without a gap, and their samples
@@ -146,7 +146,7 @@ class EpochPosition:
                 state["gaps"] = {"of": max(self._early) + 1 - self._first, "left": left}
         if parts := self.parts(True):
             return state | {"parts": parts}
-        return state | {"given": given} if sum(given := self.given()) else state
+        return state | {"given": counts} if sum(counts := self.worker_batches()) else state
 
     def all_batches(self) -> list[int]:
         """Those handed out since the epoch began, as one number."""
@@ -168,9 +168,9 @@ class Draws(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._turns = threading.RLock()
-        with loader._course.torchs_draws():
+        with loader._sampler_state.torchs_draws():
             super().__init__(loader)
-        self._base_seed: int = loader._course.base_seed(self._base_seed)
+        self._base_seed: int = loader._sampler_state.base_seed(self._base_seed)
         self._restore(loader)
 
     def _restore(self, loader: Any) -> None:
@@ -184,47 +184,47 @@ class Draws(_BaseDataLoaderIter):
 class Indices:
     """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
 
-    def __init__(self, course: SamplerState) -> None:
-        self._course = course
-        self.passage = EpochPosition(course.order(), course.epoch)
-        self.passage.base_seed = course.lasting_base_seed
-        course.newest = self.passage
-        self._resumed = course.pending
-        self._batches = None if self._resumed else self.passage.order.start()
+    def __init__(self, sampler_state: SamplerState) -> None:
+        self._sampler_state = sampler_state
+        self.position = EpochPosition(sampler_state.order(), sampler_state.epoch)
+        self.position.base_seed = sampler_state.lasting_base_seed
+        sampler_state.newest = self.position
+        self._resumed = sampler_state.pending
+        self._batches = None if self._resumed else self.position.order.start()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def _begun(self) -> Iterator[Any]:
-        if not self.passage.begun:
-            self._batches = self._course.begin(self.passage, self._resumed, self._batches)
+        if not self.position.begun:
+            self._batches = self._sampler_state.begin(self.position, self._resumed, self._batches)
         assert self._batches is not None
         return self._batches
 
     def begin_beside_workers(self) -> None:
         """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
-        if self.passage.order.draws:
-            self._batches = self.passage.order.draw_at_once(self._begun())
+        if self.position.order.draws:
+            self._batches = self.position.order.draw_at_once(self._begun())
 
     def at_once(self) -> Pass | None:
         """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
         batches = self._begun()
-        if not isinstance(batches, BatchCuts) or self.passage.has_gaps:
+        if not isinstance(batches, BatchCuts) or self.position.has_gaps:
             return None
         made = batches.at_once()
-        self.passage.draw_all(made[1])
-        self.passage.order.ended()
+        self.position.draw_all(made[1])
+        self.position.order.ended()
         return made
 
     def __next__(self) -> Any:
-        batches = self._batches if self.passage.begun else self._begun()
+        batches = self._batches if self.position.begun else self._begun()
         assert batches is not None
         try:
             batch = next(batches)
-            while not self.passage.draw(batch):
+            while not self.position.draw(batch):
                 batch = next(batches)
         except StopIteration:
-            self.passage.order.ended()
+            self.position.order.ended()
             raise
         return batch
 
@@ -336,39 +336,39 @@ class SamplerState:
         return seed
 
     def begin(
-        self, passage: EpochPosition, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None
+        self, position: EpochPosition, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None
     ) -> Iterator[Any]:
         """Begins a pass. It resumes a loaded state, unless another pass did or the epoch was changed."""
-        passage.begun = True
-        passage.epoch = self.epoch
+        position.begun = True
+        position.epoch = self.epoch
         if self._last is not None and self._last.finished:
-            self.stride = max(0, passage.epoch - self._last.epoch)
-        order, saved = passage.order, None
+            self.stride = max(0, position.epoch - self._last.epoch)
+        order, saved = position.order, None
         if loaded is not None and loaded is self.pending:
             self.pending = None
             if loaded["epoch"] == self.epoch or not loaded["begun"]:
                 saved = loaded["order"]
         if loaded is None or saved is None:
-            passage.repeat = self._next_repeat()
+            position.repeat = self._next_repeat()
             order.begin(self._last.order if self._last is not None else None)
             batches = order.start() if fresh is None else fresh
         else:
-            passage.resume(loaded)
-            passage.repeat = loaded["repeat"] if saved.get("epoch", loaded["epoch"]) == self.epoch else 0
-            batches = order.resume(saved, *passage.before) if loaded["begun"] else order.start_foretold(saved)
-        self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
+            position.resume(loaded)
+            position.repeat = loaded["repeat"] if saved.get("epoch", loaded["epoch"]) == self.epoch else 0
+            batches = order.resume(saved, *position.before) if loaded["begun"] else order.start_foretold(saved)
+        self._last, self._last_epoch = position, (position.epoch, position.repeat)
         return batches
 
     def _next_repeat(self) -> int:
         """How often this epoch was begun before without set_epoch: random transforms treat each as another epoch."""
         return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
 
-    def finish(self, passage: EpochPosition) -> None:
+    def finish(self, position: EpochPosition) -> None:
         """Notes that the pass came to its end."""
-        if not passage.finished:
-            passage.order.asked()
-            passage.finished = True
-            self._epoch = passage.epoch + 1
+        if not position.finished:
+            position.order.asked()
+            position.finished = True
+            self._epoch = position.epoch + 1
 
     def counts(self) -> dict[str, int]:
         """How many samples of each class or source all ranks together have had of the newest epoch."""
@@ -388,20 +388,26 @@ class SamplerState:
         if self.pending is not None:
             return dict(self.pending)
         state: dict[str, Any] = {"solar": STATE_VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
-        passage = self.newest
-        if passage is not None and passage.begun and not passage.finished:
-            state |= {"epoch": passage.epoch, "repeat": passage.repeat, "drawn": True, "begun": True, **passage.state()}
-            base_seed = passage.base_seed
+        position = self.newest
+        if position is not None and position.begun and not position.finished:
+            state |= {
+                "epoch": position.epoch,
+                "repeat": position.repeat,
+                "drawn": True,
+                "begun": True,
+                **position.state(),
+            }
+            base_seed = position.base_seed
         else:
             drawn = self.lasting_base_seed
-            if passage is not None and not passage.begun:
-                drawn = passage.base_seed
+            if position is not None and not position.begun:
+                drawn = position.base_seed
             base_seed, saved = self.order().foretell(None if self._last is None else self._last.order, drawn)
             state["repeat"] = self._next_repeat()
-            if passage is not None and passage.finished:
-                state["epoch"] = max(self.epoch, passage.epoch + 1)
+            if position is not None and position.finished:
+                state["epoch"] = max(self.epoch, position.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": saved}
-            if passage is not None and (parts := passage.parts(not passage.finished)):
+            if position is not None and (parts := position.parts(not position.finished)):
                 state["parts"] = parts
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
             state["base_seed"] = base_seed

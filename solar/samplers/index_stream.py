@@ -256,7 +256,7 @@ class IndexStream:
             return iter(samples)
         if isinstance(samples, np.ndarray):
             return self.cut_late(lambda: samples)
-        return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
+        return iter(BatchSampler(_GivenIndices(samples), cutter.batch_size, cutter.drop_last))
 
     def cut_late(self, make: Callable[[], Array]) -> BatchCuts:
         """The batches of samples that are made when the first is asked for: as in torch, nothing is drawn before."""
@@ -278,7 +278,7 @@ class KnownStream(IndexStream):
         return self.cut_late(self.whole) if self.as_arrays and self.batch_sampler is not None else super().start()
 
 
-class _Given:
+class _GivenIndices:
     """An iterator in the form of a sampler, for torch's BatchSampler."""
 
     def __init__(self, samples: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks, by_mixed_groups
 from solar.samplers.orders import EpochOrder
 from solar.samples.placement import Placement, block_and_window, placement
-from solar.samples.source import h5_beneath
+from solar.samples.source import sample_source
 
 NOT_MIXED = {  # why it does not go with others
     "weights": "draws by weight take samples from anywhere, so there are no blocks to read at once: leave out order",
@@ -43,7 +43,7 @@ def mixed_blocks_order(
 ) -> EpochOrder:
     """The mixed order of the samples of a dataset, or of their groups, which are numbered from 0."""
     samples = len(dataset)
-    found = h5_beneath(dataset)
+    found = sample_source(dataset)
     if isinstance(found, str):
         lies = Placement(None, 1, 0.0)
     elif groups is not None:

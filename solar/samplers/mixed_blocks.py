@@ -40,11 +40,11 @@ class BlockMix:
 
 def by_mixed_blocks(mix: BlockMix) -> EpochOrder:
     """Each sample once: blocks of neighbours shuffled, and the samples of each window."""
-    given = [one for one in (mix.edges, mix.members) if isinstance(one, np.ndarray)]
+    arrays = [one for one in (mix.edges, mix.members) if isinstance(one, np.ndarray)]
     digest = f"{mix.block} in {mix.window} of {mix.samples}"
-    if given or mix.edges != 1:
-        digest = digest_of(np.array([mix.block, mix.window, mix.samples]), *(np.asarray(one) for one in given))
-        digest = digest if given else f"{mix.block} in {mix.window} of {mix.samples}, by {mix.edges}"
+    if arrays or mix.edges != 1:
+        digest = digest_of(np.array([mix.block, mix.window, mix.samples]), *(np.asarray(one) for one in arrays))
+        digest = digest if arrays else f"{mix.block} in {mix.window} of {mix.samples}, by {mix.edges}"
     return EpochOrder("mixed", mix.samples, mix.samples, partial(_mixed, mix), digest, facts=facts_of(mix))
 
 

@@ -13,7 +13,7 @@ from solar.samplers.orders import Epoch, EpochOrder, by_sources, epoch_length, w
 from solar.samples.dataset import H5Dataset, alike
 from solar.samples.pending import leaves, mapped
 from solar.samples.protocol import shape_in
-from solar.samples.source import SampleSource, h5_beneath
+from solar.samples.source import SampleSource, sample_source
 from solar.values import Layout
 
 
@@ -39,7 +39,7 @@ class Mixture(ConcatDataset[Any]):
         if not isinstance(sources, Mapping) or not sources:
             raise TypeError('a mixture is made of {"name": (dataset, share), ...}, with one source or more')
         self.names = tuple(map(str, sources))
-        datasets, shares = zip(*(_pair(name, given) for name, given in sources.items()), strict=True)
+        datasets, shares = zip(*(_pair(name, value) for name, value in sources.items()), strict=True)
         check_sources(self.names, datasets)
         super().__init__(datasets)
         whole = whole_shares(np.array(shares, np.float64), [f"source {name}" for name in self.names])
@@ -65,17 +65,17 @@ class Mixture(ConcatDataset[Any]):
         return [self.names[place] for place in places.tolist()]
 
 
-def _pair(name: Any, given: Any) -> tuple[Any, float]:
+def _pair(name: Any, value: Any) -> tuple[Any, float]:
     try:
-        dataset, share = given
+        dataset, share = value
         return dataset, float(share)
     except (TypeError, ValueError):
-        raise TypeError(f"source {name}: give (dataset, share), not {given!r:.60}") from None
+        raise TypeError(f"source {name}: give (dataset, share), not {value!r:.60}") from None
 
 
 def check_sources(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:
     """PlanError where samples of two sources cannot stand in one batch."""
-    found = [h5_beneath(dataset) for dataset in datasets]
+    found = [sample_source(dataset) for dataset in datasets]
     first = found[0]
     for name, other in zip(names[1:], found[1:], strict=True):
         if isinstance(first, SampleSource) != isinstance(other, SampleSource):

@@ -15,16 +15,16 @@ from solar.samplers.mixture import Mixture
 from solar.samplers.orders import (
     STRETCH,
     EpochOrder,
-    as_given,
     by_blocks,
     by_classes,
     by_groups,
     by_length,
     by_study,
     by_weights,
+    in_given_order,
 )
 from solar.samples.pending import leaves
-from solar.samples.source import h5_beneath
+from solar.samples.source import sample_source
 
 Column = (
     str | Sequence[Any] | NDArray[Any] | Any | None
@@ -96,16 +96,16 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
     return order_by_kind(by[kind], samples) if kind else None
 
 
-def _study(given: Any) -> tuple[int, float]:
+def _study(value: Any) -> tuple[int, float]:
     """The number of a study, and how large a share of an epoch its stretches are."""
-    study, share = given if isinstance(given, tuple) and len(given) == 2 else (given, STRETCH)
+    study, share = value if isinstance(value, tuple) and len(value) == 2 else (value, STRETCH)
     try:
         number, fits = operator.index(study), 0 < float(share) <= 1
     except (TypeError, ValueError):
         number, fits = 0, False
     if not fits or isinstance(study, bool):
         raise ValueError(
-            f"study={given!r}: it is a whole number that all jobs of a study have in common, such as 7; or that and "
+            f"study={value!r}: it is a whole number that all jobs of a study have in common, such as 7; or that and "
             "how large a stretch of an epoch all of them want together, such as (7, 0.05)"
         )
     return number, float(share)
@@ -117,14 +117,14 @@ def run_length(run: Any) -> int:
     return operator.index(run)
 
 
-def sample_lengths(dataset: Any, given: Any) -> NDArray[Any]:
+def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
     """The length of each sample: as given, or (True) that of the first field of unequal length."""
-    if given is not True:
-        lengths = column(dataset, given, "by_length")
+    if value is not True:
+        lengths = column(dataset, value, "by_length")
         if lengths.dtype.kind not in "iu":
             raise PlanError(f"by_length has the type {lengths.dtype}: give whole numbers")
         return lengths
-    beneath = h5_beneath(dataset)
+    beneath = sample_source(dataset)
     if isinstance(beneath, str) or not beneath.ragged:
         why = beneath if isinstance(beneath, str) else "its samples are of equal length"
         raise PlanError(f"by_length=True asks the dataset how long its samples are, and {why}: give their lengths")
@@ -134,7 +134,7 @@ def sample_lengths(dataset: Any, given: Any) -> NDArray[Any]:
         own = next(own for own in leaves(one.extents) if own is not None and own.lengths is not None)
         if own.varying:
             raise PlanError(
-                f"by_length=True: {own.given.name} is of HDF5's variable-length type, whose lengths are not known "
+                f"by_length=True: {own.value.name} is of HDF5's variable-length type, whose lengths are not known "
                 "before it is read: give them"
             )
         found[which == number] = own.length[rows[which == number]]
@@ -142,18 +142,18 @@ def sample_lengths(dataset: Any, given: Any) -> NDArray[Any]:
 
 
 def mixed_order(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:
-    asked = [*kinds, *(["num_samples"] if num_samples is not None else []), *([] if shuffle else ["shuffle=False"])]
-    if asked:
+    refused = [*kinds, *(["num_samples"] if num_samples is not None else []), *([] if shuffle else ["shuffle=False"])]
+    if refused:
         raise ValueError(
-            f"{' and '.join(asked)}: a Mixture has its own order, by its shares, and its `epoch` says how long it is; "
-            "give its sources to a torch.utils.data.ConcatDataset to have another"
+            f"{' and '.join(refused)}: a Mixture has its own order, by its shares, and its `epoch` says how long it "
+            "is; give its sources to a torch.utils.data.ConcatDataset to have another"
         )
     return mixture.order()
 
 
 def order_by_kind(order: Any, samples: int) -> EpochOrder:
     if not isinstance(order, str):
-        return as_given(order if callable(order) else np.asarray(order), samples)
+        return in_given_order(order if callable(order) else np.asarray(order), samples)
     name, _, size = order.partition(":")
     if name != "blocks" or (size and not (size.isdecimal() and int(size))):
         raise ValueError(
@@ -163,11 +163,11 @@ def order_by_kind(order: Any, samples: int) -> EpochOrder:
     return by_blocks(samples, int(size or BLOCK))
 
 
-def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
+def column(dataset: Any, value: Any, what: str) -> NDArray[Any]:
     """One value for each sample: as given, or read from the files of the dataset."""
-    if isinstance(given, str):
-        given = _by_sample(dataset, read(_files(dataset, f"{what}={given!r}"), given))
-    values = np.asarray(given)
+    if isinstance(value, str):
+        value = _by_sample(dataset, read(_files(dataset, f"{what}={value!r}"), value))
+    values = np.asarray(value)
     if values.ndim != 1:
         raise PlanError(f"{what} has the shape {values.shape}: give one value for each sample, one after another")
     if len(values) != len(dataset):
@@ -179,21 +179,21 @@ def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
 
 def _by_sample(dataset: Any, values: NDArray[Any]) -> NDArray[Any]:
     """Values of rows as those of samples: of windows, that at their place."""
-    extents, chosen = getattr(dataset, "extents", None), getattr(dataset, "chosen", None)
+    extents, kept = getattr(dataset, "extents", None), getattr(dataset, "chosen", None)
     lies = leaves(extents)[0] if extents is not None else None
     if lies is not None and lies.at_rows and len(values) == leaves(dataset.layouts)[0].samples != dataset.numbers:
         values = values[dataset.rows_of(np.arange(dataset.numbers))]
-    return values if chosen is None else values[chosen]
+    return values if kept is None else values[kept]
 
 
-def _files(dataset: Any, asked: str) -> list[str]:
+def _files(dataset: Any, purpose: str) -> list[str]:
     layouts = getattr(dataset, "layouts", None)
     while isinstance(layouts, (dict, tuple, list)):
         layouts = next(iter(layouts.values() if isinstance(layouts, dict) else layouts))
     if layouts is None:
         raise PlanError(
-            f"{asked} names a dataset, and only an H5Dataset has files to look for it: give the values themselves, one "
-            f"for each sample of this {type(dataset).__name__}"
+            f"{purpose} names a dataset, and only an H5Dataset has files to look for it: give the values themselves, "
+            f"one for each sample of this {type(dataset).__name__}"
         )
     return list(layouts.files)
 
@@ -235,13 +235,13 @@ def _shares(per_class: Any, labels: list[Any]) -> NDArray[np.float64] | None:
                 "each, in their order, or a dict"
             )
         return check_shares(shares, labels)
-    given = {label_text(label): share for label, share in per_class.items()}
+    value = {label_text(label): share for label, share in per_class.items()}
     names = [label_text(label) for label in labels]
-    if empty := [label for label in given if label not in set(names)]:
+    if empty := [label for label in value if label not in set(names)]:
         raise PlanError(f"per_class: class {empty[0]} has no sample, so it cannot come: leave it out")
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in value]:
         raise PlanError(f"per_class says nothing of class {missing[0]}: give it a weight, 0 if it is never to come")
-    return check_shares(as_floats(np.array([given[name] for name in names]), "per_class"), labels)
+    return check_shares(as_floats(np.array([value[name] for name in names]), "per_class"), labels)
 
 
 def check_shares(shares: NDArray[np.float64], labels: list[Any]) -> NDArray[np.float64]:

@@ -249,7 +249,7 @@ def similar_length_order(
     return order[positions.start : positions.stop].astype(bits(count), copy=False)
 
 
-def as_given(order: Indices | Callable[[int], Any], samples: int) -> EpochOrder:
+def in_given_order(order: Indices | Callable[[int], Any], samples: int) -> EpochOrder:
     """What the user says: an array for each epoch, or a function that gives one for an epoch."""
     if callable(order):
         length = len(checked_order(order(0), samples, 0))
@@ -274,9 +274,9 @@ def call_order(
     return _copied(array, seed, epoch, positions)
 
 
-def checked_order(given: Any, samples: int, epoch: int | None) -> Indices:
+def checked_order(order: Any, samples: int, epoch: int | None) -> Indices:
     """The user's order as whole numbers, 32 bits each where that is enough."""
-    array, of = np.asarray(given), "order" if epoch is None else f"order: what the function gives for epoch {epoch}"
+    array, of = np.asarray(order), "order" if epoch is None else f"order: what the function gives for epoch {epoch}"
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise PlanError(
             f"{of} has the shape {array.shape} and type {array.dtype}; give the numbers of the samples in the order in "

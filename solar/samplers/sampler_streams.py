@@ -61,7 +61,7 @@ class ShuffledByGenerator(IndexStream):
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
-    _asked = False
+    _peeked = False
     _from = 0  # the samples before the first batch
     _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
 
@@ -147,9 +147,9 @@ class ShuffledByGenerator(IndexStream):
 
         Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
         """
-        if (self._asked or self.in_advance) and self._behind is not None:
+        if (self._peeked or self.in_advance) and self._behind is not None:
             next(self._behind, None)
-        self._asked = True
+        self._peeked = True
 
     def ended(self) -> None:
         if self._behind is None:
@@ -231,16 +231,16 @@ def stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | Non
     """The IndexStream for these samplers of a loader."""
     if batch_sampler is not None and type(batch_sampler) not in BATCHING:
         return Custom(sampler, batch_sampler, generator)
-    given = sampler if batch_sampler is None else batch_sampler.sampler
+    inner = sampler if batch_sampler is None else batch_sampler.sampler
     kinds: dict[type, type[IndexStream]] = {
         SequentialSampler: Sequential,
         _InfiniteConstantSampler: EndlessStream,
         DistributedSampler: Distributed,
         PlanSampler: Distributed,
-        RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
-        WeightedRandomSampler: Custom if getattr(given, "generator", None) is None else DrawnByGenerator,
+        RandomSampler: Shuffled if getattr(inner, "generator", None) is None else ShuffledByGenerator,
+        WeightedRandomSampler: Custom if getattr(inner, "generator", None) is None else DrawnByGenerator,
     }
-    return kinds.get(type(given), Custom)(given, batch_sampler, generator)
+    return kinds.get(type(inner), Custom)(inner, batch_sampler, generator)
 
 
 class EndlessStream(IndexStream):
@@ -380,8 +380,8 @@ class Distributed(IndexStream):
         plan = self._plan()
         if (plan.seed, plan.shuffle) != (saved["seed"], saved["shuffle"]):
             raise PlanError(
-                f"the state is of an order with seed={saved['seed']}, shuffle={saved['shuffle']}; this loader's sampler "
-                f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
+                f"the state is of an order with seed={saved['seed']}, shuffle={saved['shuffle']}; this loader's "
+                f"sampler has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
             )
         check_by(saved, plan.facts())
         plan.resume(samples)

@@ -39,10 +39,10 @@ def check_values(state: dict[str, Any]) -> None:
     for name in ("order", "parts"):
         if not isinstance(state.get(name, {}), dict):
             refuse_state(name, state[name])
-    given = state.get("given", [])
-    if not isinstance(given, list):
-        refuse_state("given", given)
-    for number in given:
+    counts = state.get("given", [])
+    if not isinstance(counts, list):
+        refuse_state("given", counts)
+    for number in counts:
         _check_number("given", number, COUNT)
     if "gaps" in state:
         _check_gaps(state["gaps"])

@@ -13,7 +13,7 @@ from solar.values import Filter, Form, Layout
 CAST = 65534  # native/include/solar/codec.hpp: chunks of our codec, decoded as float32; in no file
 
 
-def straight(layout: Layout, field: Field | None) -> tuple[Layout, Field | None]:
+def without_conversion(layout: Layout, field: Field | None) -> tuple[Layout, Field | None]:
     """The Layout to read and the Field to apply. If the Field only casts to float32, decoding does that instead."""
     alone = field is not None and field.only(dtype=np.float32)
     view = as_float32(layout) if alone else None

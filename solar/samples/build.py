@@ -42,7 +42,7 @@ def group_rule(fields: Any, samples: Any) -> Groups | None:
 
 
 def build(
-    path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, together: bool
+    path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, collective: bool
 ) -> tuple[Any, Sequence[SampleMap | None]]:
     """Builds the layouts of the fields, in their structure, and the sample map of each."""
     if not isinstance(samples, str | Windows | Crops):
@@ -50,7 +50,7 @@ def build(
     if isinstance(samples, str) and samples not in ("rows", "files"):
         if samples != "groups" and not samples.startswith("/"):
             raise ValueError(f"samples={samples!r}: {SAMPLES_MAY_BE}")
-        if together or reader != "auto":
+        if collective or reader != "auto":
             raise LayoutError(
                 f"samples={samples!r}: groups are read natively, and looked for by each rank; the second one to open "
                 "a file finds them in the cache: leave together= and reader= out"
@@ -58,21 +58,21 @@ def build(
         pattern = "" if samples == "groups" else samples
         return _arranged(fields, of_groups(path, leaves(fields), pattern, cache))
     if in_groups(path, leaves(fields)):
-        if together or reader != "auto":
+        if collective or reader != "auto":
             raise LayoutError(
                 "rows of groups are looked for by each rank, and read natively: leave together= and reader= out"
             )
         return _arranged(fields, maps_in_groups(path, leaves(fields), samples, cache))
-    given = [field if isinstance(field, Field) else None for field in leaves(fields)]
-    look: dict[str, Any] = {"cache": cache, "together": together}
+    field_arguments = [field if isinstance(field, Field) else None for field in leaves(fields)]
+    look: dict[str, Any] = {"cache": cache, "together": collective}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
-    elsewhere = isinstance(samples, Crops) or any(field and field.axis is not None for field in given)
-    joined = any(field and field.file for field in given)
+    elsewhere = isinstance(samples, Crops) or any(field and field.axis is not None for field in field_arguments)
+    joined = any(field and field.file for field in field_arguments)
     unequal = any(isinstance(field, Ragged | CSR) for field in leaves(fields))
     if joined and (elsewhere or unequal or samples == "files"):
         raise LayoutError("fields of other files are rows, or windows of rows: make a data set of each kind")
-    windows = isinstance(samples, Windows) or any(field and field.steps for field in given)
-    drawn = any(field and field.rows for field in given)
+    windows = isinstance(samples, Windows) or any(field and field.steps for field in field_arguments)
+    drawn = any(field and field.rows for field in field_arguments)
     if unequal and (elsewhere or windows or drawn):
         other = "crops and slices" if elsewhere else "windows" if windows else "random rows"
         raise LayoutError(f"{other} and fields of unequal length do not go together: make a data set of each")
@@ -81,9 +81,9 @@ def build(
     if elsewhere or joined:
         found = mapped(fields, lambda field: inspect(field_files(field, path), field_name(field), samples=kind, **look))
     else:
-        found, columns = _arranged(fields, of_rows(path, leaves(fields), kind, cache, together=together))
+        found, columns = _arranged(fields, of_rows(path, leaves(fields), kind, cache, together=collective))
     layouts = found if reader == "auto" else mapped(found, lambda layout: _by_mpio(layout, reader))
-    return layouts, columns if unequal else map_fields(path, leaves(layouts), given, samples, look)
+    return layouts, columns if unequal else map_fields(path, leaves(layouts), field_arguments, samples, look)
 
 
 def _by_mpio(layout: Layout, reader: By) -> Layout:
@@ -103,11 +103,14 @@ def field_files(field: Any, path: Paths) -> Paths:
 
 
 def map_fields(
-    path: Paths, layouts: list[Layout], given: list[Field | None], samples: Any, looking: dict[str, Any]
+    path: Paths, layouts: list[Layout], field_arguments: list[Field | None], samples: Any, looking: dict[str, Any]
 ) -> list[SampleMap | None]:
     """Builds the sample map that `samples=` and the fields ask for; None if each sample is a row."""
-    steps = [None if field is None else field.steps for field in given]
-    slices = [None if field is None or field.axis is None else make_slices(field.axis, field.steps) for field in given]
+    steps = [None if field is None else field.steps for field in field_arguments]
+    slices = [
+        None if field is None or field.axis is None else make_slices(field.axis, field.steps)
+        for field in field_arguments
+    ]
     crops, along = isinstance(samples, Crops), any(slices)
     wide = along and any(one and one.steps for one in slices)  # windows along another axis
     windows = any(own and not one for own, one in zip(steps, slices, strict=True))
@@ -119,7 +122,7 @@ def map_fields(
             f"{'samples=Crops(...)' if crops else 'axis'}: a sample is either of them; what does "
             "not go together, an H5Dataset of its own gives"
         )
-    if (crops or along or windows) and any(field and field.rows for field in given):
+    if (crops or along or windows) and any(field and field.rows for field in field_arguments):
         other = "boxes" if crops else "slices" if along else "windows"
         raise LayoutError(
             f"{layouts[0].paths[0]}: {layouts[0].title}: random rows beside {other}: each is a kind of sample; make a "
@@ -139,14 +142,14 @@ def map_fields(
             if own is not None:
                 chunk_of(layout)  # raises where there are no blocks of it
         return found
-    if any(field and field.file for field in given):
-        if windows and any(field and field.by for field in given):
+    if any(field and field.file for field in field_arguments):
+        if windows and any(field and field.by for field in field_arguments):
             raise LayoutError(f"{layouts[0].files[0]}: {layouts[0].title}: `by` joins rows, and samples are windows")
-        apart = joined_of(layouts, given)
+        apart = joined_of(layouts, field_arguments)
         if not windows:
             return [*apart]
     if not windows:
-        return [random_rows(layout, field) for layout, field in zip(layouts, given, strict=True)]
+        return [random_rows(layout, field) for layout, field in zip(layouts, field_arguments, strict=True)]
     places = samples if isinstance(samples, Windows) else Windows()
     whole = extents_of(path, layouts, steps, places, looking["cache"], together=looking["together"])
     return [whole.of_fields((one,)) for one in steps]

@@ -96,22 +96,22 @@ class Volumes(NamedTuple):
     lengths: list[tuple[int, ...]]
 
 
-def crops_of(path: Any, layouts: Sequence[Layout], given: Crops, **looking: Any) -> list[Boxes]:
+def crops_of(path: Any, layouts: Sequence[Layout], crops: Crops, **looking: Any) -> list[Boxes]:
     """Builds the boxes of datasets that share their places. Raises LayoutError if they do not fit."""
     look: Look = lambda name: inspect(path, name, **looking)  # noqa: E731
-    k, rows = len(given.shape), given.volumes == "rows"
+    k, rows = len(crops.shape), crops.volumes == "rows"
     own = [volumes_of(layout, k, rows) for layout in layouts]
     first = next((at for at, one in enumerate(own) if one is not None), None)
     if first is None:
         raise LayoutError(
             f"{title_of(layouts[0])} has shape {layouts[0].shape}: no box of {k} axes can be cut out of it"
         )
-    whole = own[first]
-    assert whole is not None, "it is one that has some"
+    volumes = own[first]
+    assert volumes is not None, "it is one that has some"
     for layout, one in zip(layouts, own, strict=True):
-        check_volumes(layout, one, layouts[first], whole, rows)
-    check_box_fits(layouts[first], whole, given.shape)
-    places = crop_places(look, layouts[first], whole, given)
+        check_volumes(layout, one, layouts[first], volumes, rows)
+    check_box_fits(layouts[first], volumes, crops.shape)
+    places = crop_places(look, layouts[first], volumes, crops)
     return [_boxes(layout, places, k if one is not None else 0, rows) for layout, one in zip(layouts, own, strict=True)]
 
 
@@ -122,23 +122,23 @@ class Slices(NamedTuple):
     steps: Steps  # along the last of them, one after another; None: they do not have that axis
 
 
-def slice_maps(layouts: Sequence[Layout], given: Sequence[Slices | None], every: int = 1) -> list[Boxes | None]:
+def slice_maps(layouts: Sequence[Layout], slices: Sequence[Slices | None], every: int = 1) -> list[Boxes | None]:
     """Builds the sample maps of slices along other axes; None for rows, which must be as many.
 
     Windows lie `every` so many steps, wherever the steps of all fields have room.
     """
-    steps = [step for one in given if one is not None and one.steps for step in one.steps]
+    steps = [step for one in slices if one is not None and one.steps for step in one.steps]
     reach = min([0, *steps]), max([0, *steps])
     found: list[Boxes | None] = []
-    for layout, one in zip(layouts, given, strict=True):
+    for layout, one in zip(layouts, slices, strict=True):
         rows = one is None or (not steps and one.axes in ((0,), (-len(layout.shape),)))
         found.append(None if one is None or rows else boxes_of_slices(layout, one, reach, every))
     _check_counts(layouts, found)
     return found
 
 
-def boxes_of_slices(layout: Layout, given: Slices, reach: tuple[int, int], every: int) -> Boxes:
-    axes, said = _axes_of(layout, given.axes)
+def boxes_of_slices(layout: Layout, slices: Slices, reach: tuple[int, int], every: int) -> Boxes:
+    axes, said = _axes_of(layout, slices.axes)
     rows = np.diff(layout.part_first).tolist()
     if 0 not in axes:
         rows = [_same_rows(layout, f"a sample along axis {said} has all of them")] * len(rows)
@@ -153,13 +153,13 @@ def boxes_of_slices(layout: Layout, given: Slices, reach: tuple[int, int], every
     fits = [(*one[:-1], wide + max(0, one[-1] - wide) // every * every) for one in lengths]
     alone = (1,) * (len(axes) - 1)
     places = grid([int(one[-1] >= wide) for one in lengths], fits, (*alone, wide), (*alone, every))
-    steps = given.steps or (0,)
+    steps = slices.steps or (0,)
     shape = (rows[0] if rows else 0, *layout.shape[1:])
     box = tuple((len(steps) if d == axes[-1] else 1) if d in axes else n for d, n in enumerate(shape))
     _check_voxels(layout, box)
     at = tuple(2 + axes.index(d) if d in axes else -1 for d in range(len(shape)))
     behind = tuple(steps[0] - reach[0] if d == axes[-1] else 0 for d in range(len(shape)))
-    return Boxes(places, box, at, axes[:-1] if given.steps else axes, layout.part_first, behind)
+    return Boxes(places, box, at, axes[:-1] if slices.steps else axes, layout.part_first, behind)
 
 
 def _axes_of(layout: Layout, given: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
@@ -170,8 +170,8 @@ def _axes_of(layout: Layout, given: tuple[int, ...]) -> tuple[tuple[int, ...], s
         why = 'with samples="files" each file is one sample'
     axes = tuple(axis % max(1, rank) for axis in given)
     if why or len({*axes}) < len(axes):
-        asked = f"{title_of(layout)} has shape {layout.shape}, and axis={said} was asked for: "
-        raise LayoutError(asked + (why or "one axis is named twice"))
+        refused = f"{title_of(layout)} has shape {layout.shape}, and axis={said} was asked for: "
+        raise LayoutError(refused + (why or "one axis is named twice"))
     return axes, said
 
 
@@ -212,18 +212,18 @@ def volumes_of(layout: Layout, k: int, rows: bool) -> Volumes | None:
     return Volumes([1] * len(lengths), [layout.shape[-k:]] * len(lengths))
 
 
-def check_volumes(layout: Layout, own: Volumes | None, first: Layout, whole: Volumes, rows: bool) -> None:
+def check_volumes(layout: Layout, own: Volumes | None, first: Layout, volumes: Volumes, rows: bool) -> None:
     if len(layout.part_file) != len(first.part_file) or (rows and (layout.part_first != first.part_first).any()):
         raise LayoutError(
             f"{title_of(layout)} has {layout.samples} rows, {first.title} has {first.samples}: each volume needs one, "
             "in the same file"
         )
-    if own is None or own.lengths == whole.lengths:
+    if own is None or own.lengths == volumes.lengths:
         return
-    part = next(p for p, pair in enumerate(zip(own.lengths, whole.lengths, strict=True)) if pair[0] != pair[1])
+    part = next(p for p, pair in enumerate(zip(own.lengths, volumes.lengths, strict=True)) if pair[0] != pair[1])
     raise LayoutError(
-        f"{title_of(layout, part)}: its volume is {own.lengths[part]}, that of {first.title} is {whole.lengths[part]}: "
-        "what is cropped together has volumes of one shape"
+        f"{title_of(layout, part)}: its volume is {own.lengths[part]}, that of {first.title} is {volumes.lengths[part]}"
+        ": what is cropped together has volumes of one shape"
     )
 
 
@@ -280,17 +280,17 @@ def _check_counts(layouts: Sequence[Layout], found: Sequence[Boxes | None]) -> N
 # --- places ----
 
 
-def crop_places(look: Look, layout: Layout, whole: Volumes, given: Crops) -> Places:
+def crop_places(look: Look, layout: Layout, whole: Volumes, crops: Crops) -> Places:
     volumes, lengths = whole
-    fits = [one if n else given.shape for n, one in zip(volumes, lengths, strict=True)]  # without a volume: none is cut
-    if given.at == "random":
-        return drawn_places(volumes, fits, given.shape, given.per, given.seed)
-    if given.at != "grid":
+    fits = [one if n else crops.shape for n, one in zip(volumes, lengths, strict=True)]  # without a volume: none is cut
+    if crops.at == "random":
+        return drawn_places(volumes, fits, crops.shape, crops.per, crops.seed)
+    if crops.at != "grid":
         return listed_places(
-            _about_centres(_centres(look, given.at), layout, whole, given), len(volumes), fits, given.shape
+            _about_centres(_centres(look, crops.at), layout, whole, crops), len(volumes), fits, crops.shape
         )
-    places = grid(volumes, fits, given.shape, given._step)
-    return places if given.inside is None else places_within(places, look(given.inside), layout, whole, given)
+    places = grid(volumes, fits, crops.shape, crops._step)
+    return places if crops.inside is None else places_within(places, look(crops.inside), layout, whole, crops)
 
 
 def _centres(look: Look, name: str) -> Layout:
@@ -303,8 +303,8 @@ def _centres(look: Look, name: str) -> Layout:
         ) from None
 
 
-def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops) -> NDArray[np.int64]:
-    rows, k = given.volumes == "rows", len(given.shape)
+def _about_centres(centres: Layout, layout: Layout, whole: Volumes, crops: Crops) -> NDArray[np.int64]:
+    rows, k = crops.volumes == "rows", len(crops.shape)
     columns = k + rows
     if centres.shape[1:] != (columns,) or centres.dtype.kind not in "iu" or centres.dtype.shape:
         what = "the number of a row and a voxel of it" if rows else "a voxel"
@@ -318,14 +318,14 @@ def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops
         begin, end = centres.first_of_files[part : part + 2].tolist()
         own = values[begin:end].astype(np.int64)  # what is too large for it becomes negative, and so does not fit
         row = own[:, :1] if rows else np.zeros((len(own), 1), np.int64)
-        room = np.array(lengths, np.int64) - given.shape
-        half = np.array(given.shape, np.int64) // 2
+        room = np.array(lengths, np.int64) - crops.shape
+        half = np.array(crops.shape, np.int64) // 2
         fits = ((own[:, -k:] >= half) & (own[:, -k:] <= room + half)).all(1) & ((row >= 0) & (row < volumes))[:, 0]
         if not fits.all():
             at = int(np.flatnonzero(~fits)[0])
             raise LayoutError(
                 f"{title_of(centres, part)}: centre {at} is {tuple(values[begin + at].tolist())}, and a box of shape "
-                f"{given.shape} about it leaves {layout.title}, which has {volumes} volumes of {lengths}: leave it "
+                f"{crops.shape} about it leaves {layout.title}, which has {volumes} volumes of {lengths}: leave it "
                 "out, or move it inwards"
             )
         found.append(np.column_stack((np.full(len(own), part), row, own[:, -k:] - half)))
@@ -335,17 +335,17 @@ def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops
     return every
 
 
-def places_within(places: Places, mask: Layout, layout: Layout, whole: Volumes, given: Crops) -> Places:
+def places_within(places: Places, mask: Layout, layout: Layout, whole: Volumes, crops: Crops) -> Places:
     """Leaves the places of a grid whose boxes have enough voxels that are not 0."""
-    rows, k = given.volumes == "rows", len(given.shape)
+    rows, k = crops.volumes == "rows", len(crops.shape)
     own = volumes_of(mask, k, rows)
     if own != whole or len(mask.shape) != k + rows:
         raise LayoutError(
             f"{title_of(mask)} has shape {mask.shape}, {layout.title} has {layout.shape}: a mask says of each voxel of "
             "a volume whether it is inside"
         )
-    least = 1 if given.share is None else max(1, int(np.ceil(given.share * np.prod(given.shape))))
-    chosen, reader = [], Rows(mask, native_order=True, mapped=False)
+    least = 1 if crops.share is None else max(1, int(np.ceil(crops.share * np.prod(crops.shape))))
+    kept, reader = [], Rows(mask, native_order=True, mapped=False)
     for part, volumes in enumerate(whole.volumes):
         begin, first = int(mask.first_of_files[part]), int(places.first[part])
         per = int(places.first[part + 1] - first) // max(1, volumes)
@@ -354,15 +354,15 @@ def places_within(places: Places, mask: Layout, layout: Layout, whole: Volumes, 
             volume = reader.start(there).wait()
             volume = (volume[0] if rows else volume) != 0
             numbers = np.arange(first + row * per, first + (row + 1) * per)
-            for number, (*_, at) in zip(numbers, _cuts(places.of(numbers), given.shape), strict=True):
+            for number, (*_, at) in zip(numbers, _cuts(places.of(numbers), crops.shape), strict=True):
                 if np.count_nonzero(volume[at]) >= least:
-                    chosen.append(int(number))
-    if not chosen:
+                    kept.append(int(number))
+    if not kept:
         raise LayoutError(
-            f"{title_of(mask)}: no box of shape {given.shape} has {least} voxels of it: give smaller boxes, more "
+            f"{title_of(mask)}: no box of shape {crops.shape} has {least} voxels of it: give smaller boxes, more "
             "overlap or a smaller share"
         )
-    return places.chosen(np.array(chosen, np.int64))
+    return places.chosen(np.array(kept, np.int64))
 
 
 def _cuts(places: NDArray[np.int64], box: tuple[int, ...]) -> list[tuple[int, int, tuple[slice, ...]]]:

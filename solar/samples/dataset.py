@@ -170,7 +170,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self.chosen = None if where is None else masked(where, leaves(self.layouts), own)
         self.epoch = 0
         self._opened: list[Any] = []  # Reading, or RaggedFieldReader; for the process `_process`
-        self._straight: list[Any] = []
+        self._unfinished: list[Any] = []
         self._process = -1
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -231,7 +231,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """Starts reading the rows that `checked` returned."""
         self.opened()
         fields = []
-        for one in self._straight:
+        for one in self._unfinished:
             fields += one.started([(one, rows, None)], len(rows))
         return PendingBatch(self.layouts, self.in_order(fields), constants_of_batch([self], None, rows))
 
@@ -302,19 +302,19 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def by_field(self, values: Sequence[Any]) -> list[Any]:
         """Returns one item for each field, from one for each of `reads`; columns share their rows."""
-        given, found = iter(values), list[Any]()
+        values_left, found = iter(values), list[Any]()
         for read in self.reads:
             count = len(read.fields)
-            found += [next(given)] * count if read.rows is None else [next(given) for _ in range(count)]
+            found += [next(values_left)] * count if read.rows is None else [next(values_left) for _ in range(count)]
         return self.in_order(found)
 
     def opened(self) -> list[Any]:
         """Returns the readers of `reads`. Each process makes its own."""
         if self._process != os.getpid():
-            given = leaves(self.fields)
+            fields = leaves(self.fields)
             kept = self._page_cache, self.tier
-            self._opened = [reader_of(read, [given[n] for n in read.fields], *kept) for read in self.reads]
-            self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
+            self._opened = [reader_of(read, [fields[n] for n in read.fields], *kept) for read in self.reads]
+            self._unfinished = [leaf.without_conversion(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
         return self._opened
 
@@ -341,7 +341,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return f"H5Dataset({len(self)} samples of {names} in {files})"
 
 
-def start_together(
+def start_batch_of(
     datasets: Sequence[H5Dataset],
     which: np.ndarray[Any, Any],
     rows: np.ndarray[Any, Any],
@@ -361,8 +361,8 @@ def start_together(
     parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
     fields: list[Any] = []
     for number, one in enumerate(parts[0][0]):
-        asked = [(opened[number], rows[here], here) for opened, here in parts]
-        fields += one.started(asked, len(rows))
+        requests = [(opened[number], rows[here], here) for opened, here in parts]
+        fields += one.started(requests, len(rows))
     return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields), constants_of_batch(datasets, which, rows))
 
 
@@ -399,7 +399,7 @@ def _facts(layout: Layout, own: SampleMap | None) -> tuple[Any, ...]:
 
 def bind_fields(fields: Any, layouts: Any, extents: Any) -> Any:
     """Returns the Field of each layout, or None, in their structure. Raises LayoutError if one does not fit."""
-    given, lying = iter(leaves(fields)), iter(leaves(extents))
+    fields_left, maps = iter(leaves(fields)), iter(leaves(extents))
 
     def checked(layout: Layout) -> Field | None:
         if not layout.shape:
@@ -407,7 +407,7 @@ def bind_fields(fields: Any, layouts: Any, extents: Any) -> Any:
                 f'{layout.paths[0]}: {layout.title} is a scalar, not rows of samples; with samples="files" each file '
                 "is one sample, and `solar inspect` lists what else is in it"
             )
-        field, own = next(given), next(lying)
+        field, own = next(fields_left), next(maps)
         if not isinstance(field, Field) or field.as_stored:
             return None
         field = field.bound(layout)

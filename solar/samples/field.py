@@ -265,7 +265,7 @@ class Field:
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a Field is made of the name of a dataset, not of {type(name).__name__}")
-        given = {
+        arguments = {
             "name": name,
             "steps": None if steps is None else steps_of(steps),
             "axis": None if axis is None else axis_of(axis),
@@ -285,7 +285,7 @@ class Field:
             "cf": cf if isinstance(cf, Packings) else bool(cf),
             "missing": None if missing is None else number_of(missing),
         }
-        for key, value in given.items():
+        for key, value in arguments.items():
             object.__setattr__(self, key, value)
         if self.steps and axis is not None and self.steps != tuple(range(self.steps[0], self.steps[-1] + 1)):
             raise ValueError(
@@ -323,10 +323,10 @@ class Field:
 
     def shape_of(self, sample_shape: Sequence[int], dtype: DTypeLike) -> tuple[Shape, np.dtype[Any]]:
         """The converted shape and dtype of such samples. ValueError where this Field does not fit them."""
-        given = np.dtype(dtype)
+        dtype_given = np.dtype(dtype)
         if self.column is not None:
-            given = dtype_of_column(given, self.column, self.name)
-        converted = self._converted((*sample_shape, *given.shape), given.base)
+            dtype_given = dtype_of_column(dtype_given, self.column, self.name)
+        converted = self._converted((*sample_shape, *dtype_given.shape), dtype_given.base)
         return converted.shape, converted.dtype
 
     def convert(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solar.io.reading.reader import Pending, Rows
-from solar.samples.as_float import straight
+from solar.samples.as_float import without_conversion
 from solar.samples.field import Field
 from solar.samples.pending import PendingField
 from solar.samples.protocol import SampleMap
@@ -17,7 +17,7 @@ from solar.samples.row_windows import RowWindows
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
-Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
+FieldRequest = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
 
 
 class Read(NamedTuple):
@@ -41,25 +41,25 @@ class FieldReader:
     fields: list[Field | None]
     extents: SampleMap | None = None
 
-    def straight(self, page_cache: bool | None) -> FieldReader:
+    def without_conversion(self, page_cache: bool | None) -> FieldReader:
         """Returns a reader that decodes to float32, if the one Field asks for nothing else; otherwise this."""
         if len(self.fields) > 1 or self.rows.boxes is not None:
             return self
-        layout, field = straight(self.rows.layout, self.fields[0])
+        layout, field = without_conversion(self.rows.layout, self.fields[0])
         if layout is self.rows.layout:
             return self
         rows = Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier)
         return FieldReader(rows, [field], self.extents)
 
-    def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
+    def started(self, requests: Sequence[FieldRequest], samples: int) -> list[PendingField]:
         """Starts reading samples of one data set, or those of several into one batch, of so many."""
-        out = self.rows.room(samples) if len(asked) > 1 else None
+        out = self.rows.room(samples) if len(requests) > 1 else None
         parts, places = list[Pending](), np.empty(samples, np.int64)
-        for reader, numbers, here in asked:
+        for reader, numbers, here in requests:
             names = reader.names(numbers)
             parts.append(reader.rows.start(names, out, here))
             places[slice(None) if here is None else here] = reader.rows.rows_of(names)
-        maps = [(reader.extents, numbers, here) for reader, numbers, here in asked]
+        maps = [(reader.extents, numbers, here) for reader, numbers, here in requests]
         return self.pending(parts, places, picking(maps, samples))
 
     def names(self, numbers: Array) -> Array:

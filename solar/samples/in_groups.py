@@ -96,5 +96,5 @@ def unequal_rows(field: Any, found: GroupRows, windows: bool) -> RaggedRows | No
     length = np.repeat(found.heights, found.rows)
     behind = np.repeat(found.layout.part_first[:-1], found.rows)
     within = np.arange(len(length)) - np.repeat(first[:-1], found.rows)
-    given = field if isinstance(field, Ragged) else Ragged(field_name(field))
-    return RaggedRows(given, (found.layout,), behind + within * length, length, first, groups=found.layout.groups)
+    ragged = field if isinstance(field, Ragged) else Ragged(field_name(field))
+    return RaggedRows(ragged, (found.layout,), behind + within * length, length, first, groups=found.layout.groups)

@@ -15,15 +15,15 @@ from solar.samples.row_windows import RowWindows, windows
 from solar.values import Layout
 
 
-def joined_of(layouts: Sequence[Layout], given: Sequence[Field | None]) -> list[RowWindows | None]:
+def joined_of(layouts: Sequence[Layout], fields: Sequence[Field | None]) -> list[RowWindows | None]:
     """Returns the rows of each field's samples; None if they have the same numbers. Raises LayoutError."""
-    first = next((layout for layout, field in zip(layouts, given, strict=True) if not (field and field.file)), None)
+    first = next((layout for layout, field in zip(layouts, fields, strict=True) if not (field and field.file)), None)
     if first is None:
         raise LayoutError(
             f"{layouts[0].files[0]}: {layouts[0].title}: every field is of another file; give the data set "
             "the path of one"
         )
-    return [joined_rows(layout, field, first) for layout, field in zip(layouts, given, strict=True)]
+    return [joined_rows(layout, field, first) for layout, field in zip(layouts, fields, strict=True)]
 
 
 def joined_rows(layout: Layout, field: Field | None, first: Layout) -> RowWindows | None:

@@ -138,31 +138,31 @@ def block_and_window(block: Any, window: Any, lies: Placement, samples: int) -> 
     return of_block, of_window
 
 
-def amount(given: Any, name: str, lies: Placement, samples: int) -> int:
+def amount(value: Any, name: str, lies: Placement, samples: int) -> int:
     """A number of samples that may be given in bytes, or as a share of all; at most as many as there are."""
-    wanted = f'{name}={given!r}: give a number of samples, bytes such as "1MiB", or a share of the data such as 0.01'
-    if isinstance(given, str):
-        if given.strip() == "auto":
+    wanted = f'{name}={value!r}: give a number of samples, bytes such as "1MiB", or a share of the data such as 0.01'
+    if isinstance(value, str):
+        if value.strip() == "auto":
             raise ValueError(
                 f'{name}="auto": an order must not follow from the machine that it runs on, or a restart on another '
                 f"one would not go on with it. `solar plan FILE --order mixed` says which {name} to give"
             )
-        if not given.strip()[-1:].isalpha():
+        if not value.strip()[-1:].isalpha():
             raise ValueError(f"{wanted}; a text is a size with its unit")
         try:
-            nbytes = parse_size(given)
+            nbytes = parse_size(value)
         except PlanError as error:
-            raise ValueError(f"{name}={given!r}: {error}") from None
+            raise ValueError(f"{name}={value!r}: {error}") from None
         if not lies.nbytes:
-            raise ValueError(f"{name}={given!r}: only the samples of an H5Dataset have bytes: give a number of samples")
+            raise ValueError(f"{name}={value!r}: only the samples of an H5Dataset have bytes: give a number of samples")
         found = round(nbytes * samples / lies.nbytes)
-    elif isinstance(given, float) and 0 < given < 1:
-        found = round(given * samples)
+    elif isinstance(value, float) and 0 < value < 1:
+        found = round(value * samples)
     else:
         try:
-            found = operator.index(given)
+            found = operator.index(value)
         except TypeError:
             found = 0
-        if isinstance(given, bool) or found < 1:
+        if isinstance(value, bool) or found < 1:
             raise ValueError(wanted)
     return min(max(1, found), samples)

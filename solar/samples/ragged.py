@@ -305,21 +305,21 @@ class RaggedRows:
         return f"{own.paths[file]}: {self.given.name}, sample {sample - int(np.searchsorted(own.part_file, file))}"
 
 
-def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> RaggedRows:
+def columns_of(path: Paths, ragged: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> RaggedRows:
     """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
     return (
-        _of_matrix(path, given, cache, together)
-        if isinstance(given, CSR)
-        else rows_of_ragged(path, given, cache, together)
+        _of_matrix(path, ragged, cache, together)
+        if isinstance(ragged, CSR)
+        else rows_of_ragged(path, ragged, cache, together)
     )
 
 
-def columns_of_groups(given: Ragged, field: GroupField, groups: GroupNames) -> RaggedRows:
+def columns_of_groups(ragged: Ragged, field: GroupField, groups: GroupNames) -> RaggedRows:
     """Samples that are the rows of one dataset of many groups. LayoutError where they are no numbers."""
     assert field.lengths is not None, "they differ in length"
     check_telling(field.layout, f"{field.layout.paths[0]}: {field.layout.title}")
     begins, every = field.layout.part_first[:-1], np.arange(len(groups) + 1)
-    return check_rows(RaggedRows(given, (field.layout,), begins, field.lengths, every, groups=groups))
+    return check_rows(RaggedRows(ragged, (field.layout,), begins, field.lengths, every, groups=groups))
 
 
 def _lies_there(layout: Layout) -> Layout:
@@ -332,17 +332,17 @@ def _lies_there(layout: Layout) -> Layout:
     return layout
 
 
-def rows_of_ragged(path: Paths, given: Any, cache: Folder, together: bool) -> RaggedRows:
-    layout = _lies_there(inspect(path, given.name, cache=cache, together=together))
+def rows_of_ragged(path: Paths, ragged: Any, cache: Folder, together: bool) -> RaggedRows:
+    layout = _lies_there(inspect(path, ragged.name, cache=cache, together=together))
     where = f"{layout.paths[0]}: {layout.title}"
     if not layout.shape or layout.per_file:
         raise LayoutError(f"{where} is a scalar; samples of unequal length are stretches of rows")
-    word = next((word for word in RAGGED_BY if getattr(given, word) is not None), None)
+    word = next((word for word in RAGGED_BY if getattr(ragged, word) is not None), None)
     if word is None:
-        return varying_rows(layout, given, where)
+        return varying_rows(layout, ragged, where)
     check_telling(layout, where)
-    telling = inspect(path, getattr(given, word), cache=cache, together=together)
-    return check_rows(RaggedRows(given, (layout,), *_spans(layout, telling, word)))
+    telling = inspect(path, getattr(ragged, word), cache=cache, together=together)
+    return check_rows(RaggedRows(ragged, (layout,), *_spans(layout, telling, word)))
 
 
 def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -352,7 +352,7 @@ def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return held if isinstance(held, np.dtype) else None
 
 
-def varying_rows(layout: Layout, given: Ragged, where: str) -> RaggedRows:
+def varying_rows(layout: Layout, ragged: Ragged, where: str) -> RaggedRows:
     metadata: Any = layout.dtype.metadata or {}
     if layout.dtype.kind == "S" or metadata.get("vlen") in (str, bytes):
         raise LayoutError(f"{where} is text: name it without Ragged, and each sample of it is bytes")
@@ -366,9 +366,9 @@ def varying_rows(layout: Layout, given: Ragged, where: str) -> RaggedRows:
     if layout.samples and is_native(layout):
         found = as_rows(layout, held)
         every = np.arange(layout.samples + 1)
-        return check_rows(RaggedRows(given, (found,), found.part_first[:-1], np.diff(found.part_first), every))
+        return check_rows(RaggedRows(ragged, (found,), found.part_first[:-1], np.diff(found.part_first), every))
     rows = np.arange(layout.samples)
-    return RaggedRows(given, (layout,), rows, np.ones(layout.samples, np.int64), layout.part_first)
+    return RaggedRows(ragged, (layout,), rows, np.ones(layout.samples, np.int64), layout.part_first)
 
 
 def varying_numbers(layout: Layout) -> bool:
@@ -421,8 +421,8 @@ def check_rows(found: RaggedRows) -> RaggedRows:
 # --- matrices ----
 
 
-def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> RaggedRows:
-    name = given.name.rstrip("/")
+def _of_matrix(path: Paths, csr: CSR, cache: Folder, together: bool) -> RaggedRows:
+    name = csr.name.rstrip("/")
     parts: Sequence[str] = ("data", "indices", "indptr")
     shapes = [matrix_shape(file, name) for file in files_of(path)]
     data, indices, indptr = (
@@ -446,7 +446,7 @@ def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> Ragged
                 f"{data.paths[file]}: {name} says its shape is {shape}, and {indptr.title} tells of {rows} rows"
                 + (f"; in {data.paths[0]} it has {shapes[0][1]} columns" if shape[1] != shapes[0][1] else "")
             )
-    return RaggedRows(given, (data, indices), begin, length, first, shapes[0][1])
+    return RaggedRows(csr, (data, indices), begin, length, first, shapes[0][1])
 
 
 def matrix_shape(file: str, name: str) -> tuple[int, int]:

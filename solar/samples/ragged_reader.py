@@ -74,13 +74,13 @@ class RaggedFieldReader:
         """Starts reading these samples, and nothing else."""
         return self.rows.start(numbers)
 
-    def straight(self, page_cache: bool | None) -> RaggedFieldReader:
+    def without_conversion(self, page_cache: bool | None) -> RaggedFieldReader:
         """Itself: nothing is converted."""
         return self
 
-    def started(self, asked: Sequence[Any], samples: int) -> list[PendingField]:
+    def started(self, requests: Sequence[Any], samples: int) -> list[PendingField]:
         """The field of samples asked of one data set, or several: of each what reads it, its samples, their places."""
-        readers, wanted, here = zip(*asked, strict=True)
+        readers, wanted, here = zip(*requests, strict=True)
         everywhere = [np.arange(len(one)) if at is None else at for one, at in zip(wanted, here, strict=True)]
         return [start_ragged([reader.rows for reader in readers], wanted, everywhere)]
 

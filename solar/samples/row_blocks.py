@@ -122,12 +122,12 @@ class RowBlocks:
         row, low = begin - self.first_row[part], self._block(begin, part)
         if self.chunk:  # no sample has part in three
             row %= self.chunk
-            turn, behind = begin - row + self.chunk, np.zeros_like(row)
+            rest, behind = begin - row + self.chunk, np.zeros_like(row)
             last = low - row // self.per + -(-self.chunk // self.per)
         else:
-            turn, last = self.tail[part], self.first[part + 1] - 1
-            behind = np.maximum(begin, turn) - (self.first_row[part + 1] - self.per)
-        body = np.clip(turn - begin, 0, length)
+            rest, last = self.tail[part], self.first[part + 1] - 1
+            behind = np.maximum(begin, rest) - (self.first_row[part + 1] - self.per)
+        body = np.clip(rest - begin, 0, length)
         from_body = np.searchsorted(blocks, low) * self.per + row % self.per
         from_tail = np.searchsorted(blocks, last) * self.per + behind
         begins = np.stack((from_body, from_tail), axis=1)

@@ -15,14 +15,14 @@ from solar.io.reading.stage import tier_warnings
 from solar.io.system.identity import check_unchanged
 from solar.io.system.profile import stored_or_guessed
 from solar.io.system.waiting import WaitTimeout, within
-from solar.samples.dataset import H5Dataset, alike, start_together
+from solar.samples.dataset import H5Dataset, alike, start_batch_of
 from solar.samples.field_reader import picking
 from solar.samples.kinds import layouts_of
 from solar.samples.pending import PendingBatch, leaves
 from solar.values import Layout, batches_ahead
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
-READING = ("read_batch", "start_batch", "start_rows", "checked")  # by which an H5Dataset makes its samples
+READING = ("read_batch", "start_batch_of", "start_rows", "checked")  # by which an H5Dataset makes its samples
 Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
 
 
@@ -44,7 +44,7 @@ class SampleSource:
         own = self.numbered(which, rows, epoch)
         if len(self.datasets) == 1:
             return self.datasets[0].start_rows(own), rows
-        return start_together(self.datasets, which, own), self.names(which, rows)
+        return start_batch_of(self.datasets, which, own), self.names(which, rows)
 
     def numbered(self, which: Array | None, rows: Array, epoch: int) -> Array:
         """These samples as an epoch has them, where places are drawn anew in each."""
@@ -135,7 +135,7 @@ class SampleSource:
 
 
 def look_at_files(
-    files: SampleSource, beneath: SampleSource, buffered: Any, seconds: float, *, gone: bool
+    files: SampleSource, source: SampleSource, buffered: Any, seconds: float, *, gone: bool
 ) -> ReadError | None:
     """What `files.replaced` gives, and all else that is asked of file systems before the first batch of an epoch.
 
@@ -147,22 +147,22 @@ def look_at_files(
 
     def look() -> ReadError | None:
         if (replaced := files.replaced(gone=gone)) is None:
-            paths = {layout.paths[0] for layout in beneath.layouts()}
+            paths = {layout.paths[0] for layout in source.layouts()}
             buffered.storage = buffered.storage or {path: stored_or_guessed(path) for path in paths}
-            for dataset in beneath.datasets:
+            for dataset in source.datasets:
                 dataset.opened()
         return replaced
 
-    first, *others = dict.fromkeys(path for layout in beneath.layouts() for path in layout.paths)
+    first, *others = dict.fromkeys(path for layout in source.layouts() for path in layout.paths)
     more = f" and {len(others)} more files" if others else ""
     try:
         return within(seconds, look, f"still waiting for the file system of {first}{more}")
     except WaitTimeout as error:
-        text = f"the first batch of {beneath.datasets[0]} did not come in {seconds:g} s: {error}"
+        text = f"the first batch of {source.datasets[0]} did not come in {seconds:g} s: {error}"
         raise ReadError(text) from None
 
 
-def h5_beneath(dataset: Any) -> SampleSource | str:
+def sample_source(dataset: Any) -> SampleSource | str:
     """The H5Datasets beneath the dataset, or the reason why only torch's own loader can read it.
 
     Only classes that take samples as torch's and ours do are looked into. A subclass with its own __getitem__ is read
@@ -172,31 +172,31 @@ def h5_beneath(dataset: Any) -> SampleSource | str:
         locate = lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked))  # noqa: E731
         return SampleSource([dataset], locate, plain=dataset.chosen is None)
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
-        found = h5_beneath(dataset.dataset)
+        found = sample_source(dataset.dataset)
         if isinstance(found, str):
             return found
         indices, inner = dataset.indices, found.locate
         return SampleSource(found.datasets, lambda asked: inner(chosen_indices(indices, asked)))
     if isinstance(dataset, ConcatDataset) and _takes_as(dataset, ConcatDataset):
-        return _beneath_all(dataset)
+        return _concatenated(dataset)
     if isinstance(dataset, H5Dataset):
         return f"{type(dataset).__name__} makes its samples itself"
     return f"{type(dataset).__name__} is not an H5Dataset"
 
 
-def chosen_indices(indices: Any, asked: Any) -> Any:
+def chosen_indices(indices: Any, numbers: Any) -> Any:
     """The indices of a Subset at these positions, as it takes them itself."""
-    if isinstance(asked, np.ndarray):
+    if isinstance(numbers, np.ndarray):
         if isinstance(indices, np.ndarray):
-            return indices[asked]
-        asked = asked.tolist()
-    return [indices[i] for i in asked]
+            return indices[numbers]
+        numbers = numbers.tolist()
+    return [indices[i] for i in numbers]
 
 
-def _beneath_all(dataset: ConcatDataset[Any]) -> SampleSource | str:
+def _concatenated(dataset: ConcatDataset[Any]) -> SampleSource | str:
     parts = []
     for part in dataset.datasets:
-        found = h5_beneath(part)
+        found = sample_source(part)
         if isinstance(found, str):
             return found
         parts.append(found)

@@ -104,14 +104,14 @@ def refuse_reach(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> No
     )
 
 
-def stretches_of_parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
+def stretches_of_parts(path: Paths, layout: Layout, windows: Windows, cache: Folder, together: bool) -> Stretches:
     if layout.groups is not None:
         return Stretches(layout.part_first[:-1], layout.part_first[1:], "groups")
     begins, ends = layout.first_of_files[:-1], layout.first_of_files[1:]
-    word = next((word for word in TOLD_BY if getattr(given, word) is not None), None)
+    word = next((word for word in TOLD_BY if getattr(windows, word) is not None), None)
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
-    telling = inspect(path, getattr(given, word), cache=cache, together=together)
+    telling = inspect(path, getattr(windows, word), cache=cache, together=together)
     values = values_of(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):

@@ -25,13 +25,13 @@ ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
 class ServiceConnection:
     """A connection to a service that has opened this loader's data."""
 
-    def __init__(self, path: Path, beneath: SampleSource, owner: int | None = None) -> None:
-        self.path, self.held = path, served_data(beneath)
+    def __init__(self, path: Path, source: SampleSource, owner: int | None = None) -> None:
+        self.path, self.held = path, served_data(source)
         self._lock = threading.Lock()
         self._peer, welcome = service_sockets.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name, owner)
         try:
             self.memory: int = welcome["memory"]
-            descriptor = frames.hand(*description_of(beneath))
+            descriptor = frames.hand(*description_of(source))
             try:
                 answer, _ = self.ask({"is": "data"}, "opened", [descriptor])
             finally:

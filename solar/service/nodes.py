@@ -43,14 +43,14 @@ def several() -> int:
     return ranks if by in BY_PROCESSES else 1
 
 
-def met(files: Sequence[str], asked_for: str, memory: int) -> tuple[Peers, int]:
+def met(files: Sequence[str], description: str, memory: int) -> tuple[Peers, int]:
     """Meets the services of all nodes. Raises PlanError if they do not fit each other."""
     start_mpi(detect())
     found = peers("mpi")
     if found is None:
         raise PlanError("this service was to be one of several, and MPI says that it is alone: look at its mpiexec")
     shown = [*files[:8], *([f"and {len(files) - 8} more"] if len(files) > 8 else [])]
-    same = {"files": shown, "all files": sorted(files), "memory": asked_for}
+    same = {"files": shown, "all files": sorted(files), "memory": description}
     came = found.meet("the services of several nodes", same, {}, {"memory": memory}, MEET_WITHIN)
     if len(set(came.node_of)) < found.ranks:
         raise PlanError(

@@ -17,7 +17,7 @@ from solar.distributed.exchange import Exchange
 from solar.io.system.cores import reading_threads
 from solar.planning.budget import Budget
 from solar.planning.pass_uses import PassUses
-from solar.planning.planned_passes import PlannedPasses, planned_together
+from solar.planning.planned_passes import PlannedPasses, passes_per_plan
 from solar.planning.served import FOR_BATCHES, SEGMENTS, STEPS_TOLD, divided_for_steps, packable, ring_of, segment_steps
 from solar.planning.sweep import RetentionPolicy
 from solar.service.cluster import Cluster, SingleNode
@@ -32,12 +32,12 @@ from solar.service.window import (
     WindowShare,
     admitted,
     fits,
-    in_turn,
     parcels_of,
     reach,
     shares_of,
     split_script,
     stretch,
+    take_turns,
     wanted_by,
 )  # fmt: skip
 from solar.values import PartScript, RunPart
@@ -63,20 +63,23 @@ class Scheduler:
     decide by what each has told: so all come to the same.
     """
 
-    def __init__(self, opened: SharedData, memory: int, slack: float, together: Cluster | SingleNode) -> None:
+    def __init__(self, opened: SharedData, memory: int, slack: float, cluster: Cluster | SingleNode) -> None:
         self.slack = StragglerPolicy(slack)
         self.opened, self.memory, self.ring = opened, memory, memory // FOR_BATCHES
         self.members = list[Member]()
-        self.together = together
+        self.cluster = cluster
         self.elsewhere = 0  # samples of the batches of other nodes' jobs, as they told last
-        self._pieces = together.pieces(opened.pieces)
+        self._pieces = cluster.pieces(opened.pieces)
         self.budget = self._divided(self.ring)
         self.pool = _native.SharedPool(self.ring)
         self._used = 0  # bytes of the ring
         self.changed = threading.Condition()
         self.head = -1.0  # the place of the last read that a Run was told of
-        self._ways, self._ways_for = list[RetentionPolicy](), (0, 0, 0)  # samples of a step, bytes of the ring, epochs
-        self._ways_beyond = 0  # quarters of the next epoch that were known then
+        self._policies, self._ways_for = (
+            list[RetentionPolicy](),
+            (0, 0, 0),
+        )  # samples of a step, bytes of the ring, epochs
+        self._policies_beyond = 0  # quarters of the next epoch that were known then
         self._parts: list[RunPart] = []
         self._run: Steps | Exchange | None = None
         self._before: dict[str, int] = {}  # counts of runs that are over
@@ -96,7 +99,7 @@ class Scheduler:
         since: float | None = None
         while True:
             with self.changed:
-                while not (here := self._here()) and not (self._closing or self.together.called):
+                while not (here := self._here()) and not (self._closing or self.cluster.called):
                     self.changed.wait()
                 if self._closing:
                     return
@@ -107,9 +110,7 @@ class Scheduler:
                 since = None
             else:
                 fresh = self._run is None or not self._parts or not fits(window.parts, self._parts)
-                every = self.together.all(
-                    {"news": self._news(changed_at, since), "fresh": fresh, **self.together.run()}
-                )
+                every = self.cluster.all({"news": self._news(changed_at, since), "fresh": fresh, **self.cluster.run()})
                 if not any(one.value["news"] for one in every):
                     if any(one.value["fresh"] for one in every):
                         self._begin_run(window.parts, every[0].value)
@@ -125,7 +126,7 @@ class Scheduler:
             one.skip(int(len(self._steps) * rate))
             one.forget()
         there = [one for one in there if one.planned < one.known]
-        return in_turn(there, self.slack.rates(there), others=self.together.ranks > 1)
+        return take_turns(there, self.slack.rates(there), others=self.cluster.ranks > 1)
 
     def _news(self, changed_at: float, since: float) -> bool:
         """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
@@ -148,13 +149,13 @@ class Scheduler:
         rows = max(piece.slots for piece in self.opened.pieces)
         pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
         own = wanted_by(here, rows, self.ring // max(1, nbytes), pace)
-        every = [Wants(**one.value) for one in self.together.all(own._asdict())]
+        every = [Wants(**one.value) for one in self.cluster.all(own._asdict())]
         with self.changed:
             self.elsewhere = sum(one.slots for one in every) - own.slots
-            paces = (one.pace for rank, one in enumerate(every) if rank != self.together.rank)
+            paces = (one.pace for rank, one in enumerate(every) if rank != self.cluster.rank)
             self.slack.elsewhere = min(filter(None, paces), default=0.0)
         may = admitted(every)
-        if not may[self.together.rank]:
+        if not may[self.cluster.rank]:
             self._too_large(here)
             here = []
         every = [one for one, there in zip(every, may, strict=True) if there and one.steps]
@@ -164,12 +165,12 @@ class Scheduler:
         length, steps = segment_steps(longest), max(one.steps for one in every)
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, most)))
         segments = range(0, steps, length)
-        of_nodes = self.together.uses(stretch(self.opened, here, at, min(at + length, steps)) for at in segments)
+        of_nodes = self.cluster.uses(stretch(self.opened, here, at, min(at + length, steps)) for at in segments)
         sizes: list[int] = []  # of the largest step of each segment, as planning comes by
 
         def made(length: int, at: int) -> PassUses:
             end = min(at + length, steps)
-            return self.together.divided(stretch(self.opened, here, at, end), of_nodes, at, end)
+            return self.cluster.divided(stretch(self.opened, here, at, end), of_nodes, at, end)
 
         def segment(at: int) -> PassUses:
             found = made(length, at)
@@ -179,7 +180,7 @@ class Scheduler:
         makers = [partial(segment, at) for at in segments]
         batch = sum(one.slots for one in every)
         if not self._used:
-            self._pieces = self.together.pieces(self.opened.held(self.memory * self.together.ranks))
+            self._pieces = self.cluster.pieces(self.opened.held(self.memory * self.cluster.ranks))
         makers[0]()
         self._make_room(batch * nbytes, sizes[0] * nbytes)
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
@@ -187,13 +188,13 @@ class Scheduler:
         epochs, storages = range(0, steps, longest), self.opened.storages()
         # What lasts for a part of the next epoch may leave this one no room: of another part another way is cheaper.
         found, beyond = (batch, self._used, min(2, len(epochs))), max(0, min(4, round(4 * steps / longest) - 4))
-        other = beyond != self._ways_beyond and any(way.lasting for way in self._ways)
+        other = beyond != self._policies_beyond and any(policy.lasting for policy in self._policies)
         if other or self._ways_for != found:
-            few = [partial(made, longest, at) for at in epochs][: planned_together(most * longest, first=True)]
+            few = [partial(made, longest, at) for at in epochs][: passes_per_plan(most * longest, first=True)]
             none = [None] * len(pieces)
-            self._ways = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).ways
-            self._ways_for, self._ways_beyond = found, beyond
-        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False, -(-longest // length))
+            self._policies = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).policies
+            self._ways_for, self._policies_beyond = found, beyond
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._policies, False, -(-longest // length))
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2
         parts = [
@@ -227,8 +228,8 @@ class Scheduler:
         afresh, off = True, False
         with self.changed:
             self.slack.begin(window.costs)
-            for turn in window.members:
-                turn.member.rate = turn.rate
+            for member in window.members:
+                member.member.rate = member.rate
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             scripts, made = window.passes.scripts(number), window.passes.segment(number)
@@ -241,7 +242,7 @@ class Scheduler:
             for begin, end, some in split_script(scripts, made.planned, STEPS_TOLD):
                 with self.changed:
                     self.changed.wait_for(lambda: self._closing or len(self._steps) < AHEAD_STRETCHES * STEPS_TOLD)
-                    nobody = self.together.ranks == 1 and all(one.member.left for one in window.members)
+                    nobody = self.cluster.ranks == 1 and all(one.member.left for one in window.members)
                     if self._closing or nobody:
                         return
                     steps = [
@@ -249,10 +250,10 @@ class Scheduler:
                     ]
                     self._append(steps, slots[begin:end], some, parcels_of(made.parcels, begin, end))
                     off = off or self.slack.is_off(window.members)
-                    if off and self.together.ranks == 1:
+                    if off and self.cluster.ranks == 1:
                         return
             anew = off or self._to_be_planned_anew(window, number / max(1, last))
-            if any(one.value for one in self.together.all(anew)):
+            if any(one.value for one in self.cluster.all(anew)):
                 return
 
     def _to_be_planned_anew(self, window: Window, done: float) -> bool:
@@ -292,12 +293,12 @@ class Scheduler:
                 return
         # What travels has come everywhere: all end their Runs in one moment. All begin the next, or none does, also
         # where one ends now: who has an Exchange would wait for its end on one that has none.
-        self.together.all(None, or_none=True)
+        self.cluster.all(None, or_none=True)
         self._end_run()
         with self.changed:
             self.pool.use(self._used)
             made = Steps(self.opened.rows, parts, self.opened.fields, ENTRIES, self.budget.scratch, self.pool)
-            self._parts, self._run, self._taken = parts, self.together.running(made, how), 0
+            self._parts, self._run, self._taken = parts, self.cluster.running(made, how), 0
             self.changed.notify_all()
 
     def _end_run(self) -> None:

@@ -54,7 +54,7 @@ class ServedBuffer(LoaderBuffer):
         self._met = False  # there was one: from then on it may end, and come again
         super()._reset()
 
-    def room(self, beneath: Any, course: Any, order: Any, own: Any, replaced: Any) -> RankMemory | None:
+    def room(self, source: Any, sampler_state: Any, order: Any, own: Any, replaced: Any) -> RankMemory | None:
         """As a buffer's; with a service, whatever it has."""
         if self._owner != os.getpid():
             self._reset()
@@ -63,50 +63,50 @@ class ServedBuffer(LoaderBuffer):
                 self._end()
                 self._door = None
             if self._door is None:
-                self._door = self._found(beneath, order)
+                self._door = self._found(source, order)
             if self._door is not None:
                 if self._held_by_another(None):
                     return None
-                self._chosen, self._guessed = self._door.memory, order.guessed
-                left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
+                self._nbytes_chosen, self._guessed = self._door.memory, order.guessed
+                left = None if self._epochs is None else max(0, self._epochs - sampler_state.epoch - 1)
                 return RankMemory(None, ITS_OWN, 1, left)
-            self._chosen = None
-        return super().room(beneath, course, order, own, replaced)
+            self._nbytes_chosen = None
+        return super().room(source, sampler_state, order, own, replaced)
 
-    def _found(self, beneath: SampleSource, order: Any) -> ServiceConnection | None:
+    def _found(self, source: SampleSource, order: Any) -> ServiceConnection | None:
         """Connects to the named service, or to one of this user; returns None and the reason if there is none."""
-        if why := not_held(beneath, ""):
+        if why := not_held(source, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
             return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
         memory = _begun_with(self._service)
-        given = None if memory or self._service == "auto" else service_sockets.named_service(self._service)
-        files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
-        first, owner = service_sockets.socket_of(files), None if given is None else given[1]
+        named = None if memory or self._service == "auto" else service_sockets.named_service(self._service)
+        files = sorted({one for layout in source.layouts() for one in (layout.asked or layout.paths)})
+        first, owner = service_sockets.socket_of(files), None if named is None else named[1]
         said = "none is there: start one by `solar serve FILE --memory SIZE`"
         try:
-            paths = [given[0]] if given else sorted(service_sockets.found(), key=lambda one: one != first)
+            paths = [named[0]] if named else sorted(service_sockets.found(), key=lambda one: one != first)
         except (PlanError, OSError) as error:
             self._not_trusted(error)
             return None
         for path in paths:
             try:
-                found = ServiceConnection(path, beneath, owner)
+                found = ServiceConnection(path, source, owner)
                 self._met = True
                 return found
             except PlanError as error:
-                if given and not self._met:
+                if named and not self._met:
                     raise
                 self._not_trusted(error)
                 return None
             except (SolarError, OSError) as error:
                 said = str(error)
-        if given and not self._met and not given[0].exists():
+        if named and not self._met and not named[0].exists():
             raise PlanError(f"service={self._service!r}: {said}")
         if memory:
             try:
                 begin(first, files, memory)
-                return ServiceConnection(first, beneath)
+                return ServiceConnection(first, source)
             except PlanError as error:
                 log.warning("%s: this training reads by itself", error)
                 self._service = "auto"  # it does not try again; others may

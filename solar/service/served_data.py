@@ -74,7 +74,7 @@ class ServedData:
         several = self.datasets > 1
         return [(which[own] % self.datasets if several else None, rows[own]) for own in here]
 
-    def together(self, field: int, batch: SampleUses, used: Uses, values: NDArray[Any]) -> NDArray[Any]:
+    def cluster(self, field: int, batch: SampleUses, used: Uses, values: NDArray[Any]) -> NDArray[Any]:
         """The samples of one batch in this field, of the blocks that it uses; the values themselves where all is cut.
 
         Samples of unequal length are cut where a batch is made, as those of any buffer are.
@@ -98,22 +98,22 @@ class ServedData:
         return out
 
 
-def served_data(beneath: SampleSource) -> ServedData:
+def served_data(source: SampleSource) -> ServedData:
     """Returns the pieces that a service holds for this loader."""
     rows, boxes = list[Rows](), list[Rows | None]()
-    for dataset in beneath.datasets:
+    for dataset in source.datasets:
         for opened in dataset.opened():
             held: list[Rows] = opened.rows.held_rows
             rows += [one.blocks for one in held]
             boxes += [one if one.boxes is not None else None for one in held]
-    return ServedData(pieces_of(beneath), rows, boxes, len(beneath.datasets), beneath.boxes or beneath.ragged)
+    return ServedData(pieces_of(source), rows, boxes, len(source.datasets), source.boxes or source.ragged)
 
 
-def description_of(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
+def description_of(source: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
     """Returns the same as it is sent to a service."""
     values, arrays = [], list[NDArray[Any]]()
-    datasets, cut = len(beneath.datasets), beneath.boxes or beneath.ragged
-    for at, dataset in enumerate(beneath.datasets):
+    datasets, cut = len(source.datasets), source.boxes or source.ragged
+    for at, dataset in enumerate(source.datasets):
         for number, (layout, own, held, name) in enumerate(held_layouts(dataset)):
             windows = [] if own is None or own.windows is None else window_arrays(own.windows)
             first = len(arrays) if windows else -1

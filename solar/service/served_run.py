@@ -46,7 +46,7 @@ class ServedRun:
     staged = COPIED
 
     def __init__(self, door: ServiceConnection) -> None:
-        self.appended = self.given = 0
+        self.appended = self.released = 0
         self._door: ServiceConnection | None = door
         self._fields = door.fields
         self._held = door.held
@@ -57,7 +57,7 @@ class ServedRun:
         self._guest: _native.Guest | None = None
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
         self._refusal = ""  # why the service refused it last
-        self._late = False  # the last batch did not come
+        self._timed_out = False  # the last batch did not come
         self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
         self._refused = FAR_OFF  # the first batch that it does not belong to
         self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
@@ -180,7 +180,7 @@ class ServedRun:
             with self._changed:
                 self._next = number + 1
                 if number in self._unwanted:
-                    self.given += 1
+                    self.released += 1
                 else:
                     self._here[number] = found if found is not None else self._begun(number)
                 self._changed.notify_all()
@@ -192,9 +192,9 @@ class ServedRun:
             return None
         try:
             guest.wants(own)
-            naps = 1 if self._late else min(self._naps, int(COME_WITHIN / NAP))
+            naps = 1 if self._timed_out else min(self._naps, int(COME_WITHIN / NAP))
             came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
-            self._late = not came
+            self._timed_out = not came
             if not came or self._closing or stopped.is_set():
                 guest.has_made(own)
                 self._naps -= 0 if came else naps
@@ -316,13 +316,13 @@ class ServedRun:
         batch = SampleUses(which, rows, np.array([0, len(rows)]), epoch=one.batches.epoch)
         used = held.by_field(*batch_of_uses(one.uses, number - one.base))
         fields = enumerate(zip(used, values, strict=True))
-        return [held.together(field, batch, own, whole) for field, (own, whole) in fields]
+        return [held.cluster(field, batch, own, whole) for field, (own, whole) in fields]
 
     def let_go(self, number: int) -> None:
         """Hands this batch over to whoever waited for it."""
         with self._changed:
             if self._here.pop(number, None) is not None:
-                self.given += 1
+                self.released += 1
                 self._changed.notify_all()
 
     def forget(self, number: int) -> None:

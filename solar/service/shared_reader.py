@@ -43,9 +43,9 @@ class SharedReader(Scheduler):
     """The jobs that read one data set, with their part of the memory."""
 
     def __init__(
-        self, opened: SharedData, memory: int, of_all: int, slack: float, together: Cluster | SingleNode | None = None
+        self, opened: SharedData, memory: int, of_all: int, slack: float, cluster: Cluster | SingleNode | None = None
     ) -> None:
-        super().__init__(opened, memory, slack, together or SingleNode(opened))
+        super().__init__(opened, memory, slack, cluster or SingleNode(opened))
         self.of_all = of_all
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.handed = 0  # bytes that jobs had of it
@@ -58,7 +58,7 @@ class SharedReader(Scheduler):
         ]
         for one in self._threads:
             one.start()
-        self.together.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
+        self.cluster.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
 
     # --- who is there ----
 
@@ -70,8 +70,8 @@ class SharedReader(Scheduler):
             if self._closing:
                 raise Refused("the service ends, or divides its memory anew", again=True)
             slots = min(most, int(self.opened.slots(first).max()) * 5 // 4 + 1) if self.opened.apart else most
-            together = slots + sum(one.slots for one in self.members if not one.left) + self.elsewhere
-            wanted = together * self.opened.sample_nbytes
+            cluster = slots + sum(one.slots for one in self.members if not one.left) + self.elsewhere
+            wanted = cluster * self.opened.sample_nbytes
             if (least := least_of(wanted)) > self.memory:
                 there = quantities.count(1 + sum(not one.left for one in self.members), "job")
                 least = -(-least * self.of_all // self.memory)
@@ -142,7 +142,7 @@ class SharedReader(Scheduler):
             do()
         except BaseException as error:  # nobody else would see it, and jobs must not wait for a thread that is gone
             with self.changed:
-                ended = self.changed.wait_for(lambda: self._closing, SAYS_WHY if self.together.ranks > 1 else 0)
+                ended = self.changed.wait_for(lambda: self._closing, SAYS_WHY if self.cluster.ranks > 1 else 0)
             if ended:
                 return
             log.error("the service goes on without these data: %r", error)
@@ -155,7 +155,7 @@ class SharedReader(Scheduler):
             for one in self.members:
                 one.detach(why)
             self.changed.notify_all()
-        self.together.end(why)
+        self.cluster.end(why)
 
     def _given_up(self, why: str) -> None:
         """Ends it at once, and not when somebody comes: services of several nodes wait for each other's last words."""
@@ -224,7 +224,7 @@ class SharedReader(Scheduler):
                 os.eventfd_read(self.bell)
             with self.changed:
                 waiting = any(one.waiting and one.announced < one.planned for one in self.members)
-                elsewhere = self.together.waiting(waiting)
+                elsewhere = self.cluster.waiting(waiting)
                 self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, elsewhere)
                 self._give_back()
                 self._leave_behind()
@@ -304,12 +304,12 @@ class SharedReaders:
                 )
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
-            together = None if self._nodes is None else self._nodes.of(data)
+            cluster = None if self._nodes is None else self._nodes.of(data)
             try:
-                made = SharedReader(data, parts[data.facts], self.memory, self.slack, together)
+                made = SharedReader(data, parts[data.facts], self.memory, self.slack, cluster)
             except BufferTooSmall as error:
-                if together is not None:
-                    together.end("the memory is too small for these data")
+                if cluster is not None:
+                    cluster.end("the memory is too small for these data")
                 least = -(-error.least * self.memory // parts[data.facts])
                 raise Refused(f"--memory is too small for these data: give {enough(least)} or more") from None
             self._halls[data.facts] = made

@@ -253,7 +253,7 @@ def own_of(members: Sequence[WindowShare], begin: int, end: int) -> list[SampleU
     return found
 
 
-def in_turn(members: Sequence[Member], rates: Sequence[float], *, others: bool = False) -> list[WindowShare]:
+def take_turns(members: Sequence[Member], rates: Sequence[float], *, others: bool = False) -> list[WindowShare]:
     """What they want that is not planned, each at its own rate. Steps that nobody would have a batch in there are not.
 
     A member of rate .5 has a batch in every second step, in the middle of the time that it has for it. With `others`
@@ -280,14 +280,14 @@ def shares_of(data: SharedData, members: list[WindowShare], begin: int, steps: i
     nbytes = np.array([sum(field) for field in data.fields], np.int64)
     uses, places = shared_steps(own)
     within = data.within(uses)
-    for turn, one, place in zip(members, own, places, strict=True):
+    for member, one, place in zip(members, own, places, strict=True):
         if within is not None:
             place = within[np.repeat(uses.starts[: len(one.starts) - 1], one.sizes) + place].astype(np.uint32)
         takes = (data.counts(one) @ nbytes).tolist()
-        number = turn.begin + turn.within(begin, begin + len(found)).start
+        number = member.begin + member.within(begin, begin + len(found)).start
         for step, (begins, ends) in enumerate(pairwise(one.starts.tolist())):
             if ends > begins:
-                found[step].append(Share(turn.member, number, place[begins:ends], takes[step]))
+                found[step].append(Share(member.member, number, place[begins:ends], takes[step]))
                 number += 1
     return found
 

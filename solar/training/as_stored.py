@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from solar.io.codec.chunk_values import Pieces
 from solar.io.codec.codec import Codec
 from solar.io.codec.marks import in_stored_unit, like_labels, marks_of
-from solar.io.codec.preparation import Progress, prepare, trained
+from solar.io.codec.preparation import ProgressCallback, prepare, trained
 from solar.io.codec.selection import Part
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ class Effort:
 class AsStored:
     """A dataset of an open file, and codecs as `solar compress` would make them of those asked for.
 
-    Where the bounds are relative all values are read once, as `solar compress` does. `told` takes its Progress.
+    Where the bounds are relative all values are read once, as `solar compress` does. `progress` takes its Progress.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AsStored:
         *,
         pool: Executor,
         threads: int,
-        progress: Progress,
+        progress: ProgressCallback,
     ) -> None:
         relative = next((codec for codec in asked if codec.kind == "rel"), asked[0])
         how: dict[str, Any] = {"chunk_samples": None, "pool": pool, "threads": threads, "told": progress}

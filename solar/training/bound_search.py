@@ -41,7 +41,7 @@ from solar.training.gradient_noise import (
     parameters_of,
 )
 
-Progress = Callable[[int, int], object]  # takes how many are done, and of how many
+ProgressCallback = Callable[[int, int], object]  # takes how many are done, and of how many
 LARGEST_COUNT = 1 << 53  # of events: what is above is a mark, or no count
 
 LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -198,7 +198,11 @@ def loss_of(name: str, inputs: Sequence[str], targets: Sequence[str]) -> Loss:
 
 
 def training_states(
-    task: Training, steps: int, rate: float, named: str = "at the start", progress: Progress = lambda done, of: None
+    task: Training,
+    steps: int,
+    rate: float,
+    named: str = "at the start",
+    progress: ProgressCallback = lambda done, of: None,
 ) -> list[State]:
     """The model as it is, and as it is after so many steps of Adam on batches of the file."""
     states = [State(named, task.model)]
@@ -228,11 +232,11 @@ def measure(
     source: AsStored,
     asked: Sequence[Codec],
     batches: int | None,
-    progress: Progress = lambda done, of: None,
+    progress: ProgressCallback = lambda done, of: None,
 ) -> Tuned:
     """What each bound on the field `name`, with the others as they are, does to the gradients of random batches.
 
-    `told` takes how many batches are done, and of how many.
+    `progress` takes how many batches are done, and of how many.
     """
     read = _Fields(task, without=name)
     count = _batches(read.samples, task.batch, batches)
