@@ -113,9 +113,10 @@ mpio: $(VENV)/.dev
 	tools/mpio
 
 # All these but the last, the site and whatever else `make test` has left out, by its list: what ran there need not run again.
+# With ONE_IN=3 a third of them, which DRAW chooses.
 skipped: $(EXTRAS_MADE) $(VENV)/.alone
 	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
-	$(PYTEST) @$(SKIPS)
+	$(PYTEST) $(if $(ONE_IN),--one-in $(ONE_IN) --draw "$(DRAW)") @$(SKIPS)
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records as one page, build/report.
 docs: $(VENV)/.docs

@@ -153,9 +153,7 @@ def torch_part(job: Job) -> Measures:
     part = max(job["part"], 2 * ready)
     order = order_of(job, 1)[: 2 * ready + part]
     made = batches(setting, order)
-    found = timed(
-        job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]])
-    )
+    found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
     return found | told | {"partly": True}
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -31,6 +32,7 @@ with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis,
 
 SLOW = "it takes long: make test-all"
 FEW_EXAMPLES = 20  # of hypothesis: that many are drawn in any case
+FEW_CASES = 3  # of a parametrised test, in `make test`: the first, the last and one between
 # Those that take longest begin first, so that no process of pytest-xdist has much to do when the others have done all.
 LONGEST = (
     "test_serve_limits", "test_bench_shapes", "test_device_decode", "test_serve_nodes", "test_serve_faults",
@@ -45,7 +47,9 @@ LONGEST = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
     parser.addoption("--budget", type=float, metavar="SECONDS", help="fail if all tests take more processor time")
-    parser.addoption("--quick", action="store_true", help="skip those that are marked slow")
+    parser.addoption("--quick", action="store_true", help="skip those that are marked slow, and most cases of others")
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="run one test in N, drawn by --draw")
+    parser.addoption("--draw", default="", metavar="TEXT", help="another text draws other tests")
     parser.addoption("--skips", metavar="FILE", help="write the names of skipped tests there, for `pytest @FILE` later")
 
 
@@ -65,7 +69,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
         _leave_slow_out(items)
+        _try_few_cases(items)
         _try_fewer_examples(items)
+    if (one_in := config.getoption("--one-in")) > 1:
+        drawn = [zlib.crc32(f"{config.getoption('--draw')} {item.nodeid}".encode()) % one_in == 0 for item in items]
+        config.hook.pytest_deselected(items=[item for item, stays in zip(items, drawn, strict=True) if not stays])
+        items[:] = [item for item, stays in zip(items, drawn, strict=True) if stays]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
@@ -80,12 +89,23 @@ def _leave_slow_out(items: list[pytest.Item]) -> None:
             every, number = mark.kwargs.get("every", 0), met[function, None]
             met[function, None] += 1
             met[function, given] += 1
-            if (given is None or given not in mark.kwargs.get("but", ())) and not (
-                every and number % every == 0
-            ):
+            if (given is None or given not in mark.kwargs.get("but", ())) and not (every and number % every == 0):
                 item.add_marker(pytest.mark.skip(reason=SLOW))
     if missing := named - met.keys():
         raise pytest.UsageError(f"marked slow but for what is not there: {sorted(missing)}")
+
+
+def _try_few_cases(items: list[pytest.Item]) -> None:
+    """Skips most cases of a test that has many. One that is marked slow says itself which of them are tried."""
+    cases = dict[str, list[pytest.Item]]()
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        tried = {round(place * (len(each) - 1) / (FEW_CASES - 1)) for place in range(FEW_CASES)}
+        for place, item in enumerate(each):
+            if place not in tried:
+                item.add_marker(pytest.mark.skip(reason=SLOW))
 
 
 def _try_fewer_examples(items: list[pytest.Item]) -> None:

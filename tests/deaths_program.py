@@ -60,7 +60,7 @@ def main() -> None:
 
         Peers.meet = dying  # type: ignore[method-assign]
     if rank == victim and moment == "planning":
-        LoaderBuffer._planned = lambda *args, **named: die(0.5)  # type: ignore[assignment, method-assign]
+        LoaderBuffer._plan = lambda *args, **named: die(0.5)  # type: ignore[assignment, method-assign]
     data = H5Dataset(Path(folder, "scan.h5"), "x", transform=double if workers else None)
     sampler = PlanSampler(data, ranks, rank, seed=1)
     loader = DataLoader(data, BATCH, sampler=sampler, buffer=1 << 20, num_workers=workers, epochs=3)

@@ -662,7 +662,7 @@ class Told(Reading):
         return found, 0 if reader is None else reader.counts.answered  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow(every=2))])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_adopt_a_dataset_each_for_itself(path: str, context: str, persistent: bool) -> None:
     found = []

@@ -63,12 +63,12 @@ class _Once:
     """Whether this is asked for the first time."""
 
     def __init__(self) -> None:
-        self._peeked: set[tuple[str, str | None]] = set()
+        self._count_call: set[tuple[str, str | None]] = set()
 
     def __call__(self, asked: Asked) -> bool:
         key = asked.command, asked.headers.get("Range")
-        first = key not in self._peeked
-        self._peeked.add(key)
+        first = key not in self._count_call
+        self._count_call.add(key)
         return first
 
 

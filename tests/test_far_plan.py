@@ -89,6 +89,7 @@ def test_the_servers_log_is_the_plan(
     assert carried_out(data, url, memory, web) == said
 
 
+@pytest.mark.slow(but=["contiguous"])
 @pytest.mark.parametrize("layout", ["contiguous", "gzip"])
 def test_the_servers_log_is_the_plan_of_a_mixed_order_too_and_is_shorter(
     layout: str, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

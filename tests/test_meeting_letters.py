@@ -50,6 +50,7 @@ def letter(rank: int, *, first: bool, cyclic: bool) -> dict[str, Any]:
     return {**made, "machine": machine}
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("cyclic", [False, True])
 @pytest.mark.parametrize("first", [True, False])
 def test_rank_0_sends_each_rank_little_however_many_there_are(

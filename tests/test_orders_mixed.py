@@ -116,9 +116,7 @@ def test_a_window_as_large_as_the_data_is_an_exact_shuffle() -> None:
 
 
 @many
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(1, 30), st.integers(0, 20), st.integers(0, 4)
-)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(1, 30), st.integers(0, 20), st.integers(0, 4))
 def test_whole_groups_move_and_come_in_a_row(groups: list[int], block: int, more: int, epoch: int) -> None:
     numbers = np.unique(groups, return_inverse=True)[1]
     order = by_mixed_groups(numbers, block, block + more).whole(7, epoch).tolist()

@@ -32,9 +32,7 @@ many = settings(max_examples=150, deadline=None)
 
 
 @many
-@given(
-    samples, rank_counts, st.booleans(), st.booleans(), st.integers(0, 2**40), st.integers(0, 5), st.booleans()
-)
+@given(samples, rank_counts, st.booleans(), st.booleans(), st.integers(0, 2**40), st.integers(0, 5), st.booleans())
 def test_indices_and_attributes_are_torchs(
     n: int, ranks: int, shuffle: bool, drop: bool, seed: int, epoch: int, by_tail: bool
 ) -> None:

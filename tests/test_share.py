@@ -33,9 +33,7 @@ def test_encoded_ones_get_their_part_by_what_is_stored() -> None:
     assert shares(10 * 2**20, [whole_region(raw), whole_region(packed)]) == [8 * 2**20, 2 * 2**20]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5000), st.booleans()), min_size=1, max_size=6), st.data()
-)
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5000), st.booleans()), min_size=1, max_size=6), st.data())
 @settings(max_examples=200, deadline=None)
 def test_all_together_get_no_more_than_there_is_and_none_more_than_it_takes(
     sets: list[tuple[int, int, bool]], data: st.DataObject

@@ -124,15 +124,15 @@ class MpiBulkChannel:
         self._bell, self._lock = threading.Event(), threading.Lock()
         self._begun: list[_Walk] = []  # that the thread has not yet seen
         self._thread, self._goes_round = threading.Thread(target=self._go_round), False
-        self._longest, self._stopped = LONGEST, False
+        self._longest, self._stop_message = LONGEST, False
 
     def send(self, peer: int, letter: Bytes) -> Any:
-        return self._started("Isend", letter, peer)
+        return self._start("Isend", letter, peer)
 
     def receive(self, peer: int, letter: Bytes) -> Any:
-        return self._started("Irecv", letter, peer)
+        return self._start("Irecv", letter, peer)
 
-    def _started(self, verb: str, letter: Bytes, peer: int) -> Any:
+    def _start(self, verb: str, letter: Bytes, peer: int) -> Any:
         if self._mpi.Is_finalized():  # what is called now would end the process
             raise Gone("MPI was finalised")
         try:
@@ -158,10 +158,10 @@ class MpiBulkChannel:
             self._bell.clear()  # before they look at what it rang for
             with self._lock:
                 walks, self._begun = walks + self._begun, []
-                if not walks or self._stopped:
+                if not walks or self._stop_message:
                     self._goes_round = False
                     return
-            moved = [self._advanced(walk, rung) for walk in walks]
+            moved = [self._advance(walk, rung) for walk in walks]
             walks = [walk for walk in walks if walk.goes_on]
             if any(moved):
                 pause = SHORTEST
@@ -171,7 +171,7 @@ class MpiBulkChannel:
             elif walks:
                 self._bell.wait()
 
-    def _advanced(self, walk: _Walk, rung: bool) -> bool:
+    def _advance(self, walk: _Walk, rung: bool) -> bool:
         error = None
         if walk.letters:
             try:
@@ -197,7 +197,7 @@ class MpiBulkChannel:
         self._longest = 50 * LONGEST
 
     def stop(self, seconds: float) -> None:
-        self._stopped = True
+        self._stop_message = True
         self._bell.set()
         self.join(seconds)
 
@@ -226,12 +226,12 @@ class TorchBulkChannel:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
 
     def send(self, peer: int, letter: Bytes) -> Any:
-        return self._started(self._distributed.isend, _writable(letter), peer)
+        return self._start(self._distributed.isend, _writable(letter), peer)
 
     def receive(self, peer: int, letter: Bytes) -> Any:
-        return self._started(self._distributed.irecv, letter, peer)
+        return self._start(self._distributed.irecv, letter, peer)
 
-    def _started(self, verb: Any, letter: Bytes, peer: int) -> Any:
+    def _start(self, verb: Any, letter: Bytes, peer: int) -> Any:
         try:
             return verb(self._tensor(letter), peer, group=self._group, tag=MAIL_TAG)
         except (RuntimeError, ValueError) as error:  # a broken connection; a group that the user has destroyed

@@ -173,12 +173,12 @@ class Ranks:
             line = self._watch.extend(self.ranks)
         if self.rank:
             self._send({"value": None if line is None else line.address()})
-            above = self._received(0)
+            above = self._receive(0)
             if line is not None and above is not None:
                 line.join(above)
             return
         for rank in self._others:
-            address = self._received(rank)
+            address = self._receive(rank)
             found = None if line is None or address is None else line.above(rank, address)
             self._send({"value": found}, [rank])
 
@@ -192,12 +192,12 @@ class Ranks:
         if self.rank:
             self._send({"value": value})
             return []
-        return [json.loads(json.dumps(value)), *map(self._received, self._others)]
+        return [json.loads(json.dumps(value)), *map(self._receive, self._others)]
 
     def tell(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         if self.rank:
-            return self._received(0)
+            return self._receive(0)
         self._send({"value": value})
         return json.loads(json.dumps(value))
 
@@ -221,7 +221,7 @@ class Ranks:
             with reached():
                 self._post.send(rank, json.dumps({**letter, "process": self._watch.own}).encode())
 
-    def _received(self, rank: int) -> Any:
+    def _receive(self, rank: int) -> Any:
         done, whom = polling(partial(self._next, rank), longest_nap(self.ranks) / 10), f"rank {rank} of {self.ranks}"
         what = f"rank {self.rank} of {self.ranks}"
         letter = until_others(done, what, lambda: whom, GATHER_PATIENCE, level=logging.INFO)  # it may have much to do

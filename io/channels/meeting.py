@@ -431,7 +431,7 @@ class Peers:
         letter = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None, line)
         with self._one:
             try:
-                answer = self._met(letter, seconds)
+                answer = self._meet_once(letter, seconds)
             except RuntimeError as error:
                 raise self._cut_off(what, error) from error
         if "error" in answer:
@@ -462,7 +462,7 @@ class Peers:
         """What is wrong in a process that has these Peers from its parent."""
         return f"process {os.getpid()} was forked from rank {self.rank}: only that one can meet the others"
 
-    def _met(self, letter: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _meet_once(self, letter: dict[str, Any], seconds: float) -> dict[str, Any]:
         if self._post is None:
             self._post = posted(self.by, self.rank, self._group)
         if not until(polling(self._post.ready, longest_nap(self.ranks)), seconds):

@@ -42,7 +42,7 @@ def join(
     """
     end = time.monotonic() + seconds
     hall = _MeetingPoint(door, list(names), nbytes, seconds, end, check, [])
-    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(hall, place)
+    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _have_come(hall, place)
     try:
         node = _native.Node(descriptor, place, list(names), nbytes)
         try:
@@ -173,7 +173,7 @@ def _serve(hall: _MeetingPoint, peer: socket.socket, descriptor: int) -> int:
 # --- the others ----
 
 
-def _come(hall: _MeetingPoint, place: int) -> int:
+def _have_come(hall: _MeetingPoint, place: int) -> int:
     """The descriptor, from the leader."""
     hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, names_digest(hall.names))
 

@@ -245,7 +245,7 @@ class Channel:
         """An array over a slab, which is free when that is gone. Arrays over it refer to it, and not past it: numpy
         shortens a chain of views only as far as the array that is over something else, here a mapping."""
         lease = np.frombuffer(self._mapped[slab], np.uint8, nbytes)
-        weakref.finalize(lease, _returned, slab, self._kept, self._freed).atexit = False
+        weakref.finalize(lease, _return, slab, self._kept, self._freed).atexit = False
         return lease
 
     def keep(self, slab: int | None) -> bool:
@@ -262,7 +262,7 @@ class Channel:
         self._descriptors, self._outbox, self._mapped, self._slabs = [], deque(), {}, Slabs()
 
 
-def _returned(slab: int, kept: set[int], freed: deque[int]) -> None:
+def _return(slab: int, kept: set[int], freed: deque[int]) -> None:
     kept.discard(slab)
     freed.append(slab)
 

@@ -39,7 +39,7 @@ def detect(rank: int | None = None, ranks: int | None = None) -> World:
     rank counts as alone on its node. Nothing is imported and no message is sent: ranks may ask at different times.
     """
     if rank is None or ranks is None:
-        found = _process_group() or _mpi() or _launched()[1] or World(0, 1)
+        found = _process_group() or _mpi() or _find_launcher()[1] or World(0, 1)
         rank = found.rank if rank is None else rank
         ranks = found.ranks if ranks is None else ranks
     return World(rank, ranks, *(place_on_node(rank, ranks) or (0, 1)))
@@ -78,7 +78,7 @@ def mpi_module() -> Any:
 
 def launched_ranks() -> tuple[str, int]:
     """The launcher that started this process, and the number of ranks."""
-    by, world = _launched()
+    by, world = _find_launcher()
     return by, 1 if world is None else world.ranks
 
 
@@ -94,7 +94,7 @@ def _mpi() -> World | None:
     if mpi is None:
         return None
     rank, ranks = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-    by, launched = _launched()
+    by, launched = _find_launcher()
     # Several MPI ranks in a Slurm step of another size are ordinary: the step is that of mpiexec's daemons.
     if launched is not None and launched.ranks != ranks and (ranks == 1 or by != "Slurm"):
         raise PlanError(
@@ -105,7 +105,7 @@ def _mpi() -> World | None:
     return World(rank, ranks)
 
 
-def _launched() -> tuple[str, World | None]:
+def _find_launcher() -> tuple[str, World | None]:
     """Who started this process, and what that says."""
     for name, ask in _LAUNCHERS.items():
         said = ask()

@@ -63,10 +63,10 @@ class Pieces:
             else:
                 values = by_libhdf5(self._dataset, box)
         except SolarError as error:
-            raise self._blamed(box, error) from None
+            raise self._blame(box, error) from None
         return np.ascontiguousarray(values, self._part.dtype)
 
-    def _blamed(self, box: Box, error: SolarError) -> SolarError:
+    def _blame(self, box: Box, error: SolarError) -> SolarError:
         """The error of the first original chunk that libhdf5 cannot read. The Reader's errors name theirs already."""
         direct = self._rows is not None and self._rows.layout.reader == "direct"
         if direct or self._dataset.chunks is None or not isinstance(error, ReadError):

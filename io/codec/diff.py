@@ -176,11 +176,11 @@ def fill_value(dataset: Any, dtype: np.dtype[Any]) -> bytes:
 def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
     """Whether the written values are the same. The rest is the fill value, which was compared with the dataset."""
     kind = ours.id.get_type()
-    written = _written(ours)
-    if ours.chunks and written != _written(theirs):
+    written = _write(ours)
+    if ours.chunks and written != _write(theirs):
         return False
     if not leads_elsewhere(kind):
-        if _stored_alike(ours, theirs, [begin for begin, _ in written]):
+        if _is_stored_alike(ours, theirs, [begin for begin, _ in written]):
             return True
         return all(
             stored_values(ours.id, begin, count).tobytes() == stored_values(theirs.id, begin, count).tobytes()
@@ -194,7 +194,7 @@ def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
     return True
 
 
-def _stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> bool:
+def _is_stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> bool:
     """Whether filtered chunks have the same stored bytes. Damaged ones could not be decoded to compare."""
     plans = [one.id.get_create_plist() for one in (ours, theirs)]
     filters = [[plan.get_filter(i)[:3:2] for i in range(plan.get_nfilters())] for plan in plans]
@@ -208,7 +208,7 @@ def _stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> bool
         return False
 
 
-def _written(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _write(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The boxes (begin, count) that may hold other values than the fill value."""
     if dataset.id.get_storage_size() == 0 and not dataset.external:
         return []

@@ -74,7 +74,7 @@ def judged(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judg
     """Compares what came back with the original. Both are contiguous and of the same stored type."""
     here, there = wanted.reshape(-1), got.reshape(-1)
     blocks = [slice(at, at + AT_ONCE) for at in range(0, here.size, AT_ONCE)]
-    parts = [_judged(here[block], there[block], bound, meaning) for block in blocks]
+    parts = [_judge_values(here[block], there[block], bound, meaning) for block in blocks]
     firsts = [block.start + one.first for block, one in zip(blocks, parts, strict=True) if one.first >= 0]
     return Judged(
         **{name: sum(getattr(one, name) for one in parts) for name in ADDED_UP},
@@ -85,7 +85,7 @@ def judged(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judg
     )
 
 
-def _judged(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judged:
+def _judge_values(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judged:
     same = wanted.view(f"u{wanted.itemsize}") == got.view(f"u{got.itemsize}")
     before, after = meaning.numbers(wanted), meaning.numbers(got)
     was, became = meaning.are_missing(before), meaning.are_missing(after)

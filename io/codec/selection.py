@@ -112,7 +112,7 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
     `codecs` gives the codec of each named dataset (None: leave it); under REST, that of all others with samples.
     """
     found = datasets_of(file)
-    named = {_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
+    named = {_check_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
     parts, left = [], []
     for name, dataset in found.items():
         codec = named.get(name, codecs.get(REST))
@@ -168,7 +168,7 @@ def datasets_of(file: Any, broken: dict[str, str] | None = None) -> dict[str, An
     return found
 
 
-def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
+def _check_known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path

@@ -150,7 +150,7 @@ def _make_object(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, show
         if address in copy.types:
             h5py.h5o.link(copy.types[address], there, name, how)
         else:
-            _copied_by_hdf5(made, there, name, how)  # with its time, which a new one would not have
+            _copy_by_hdf5(made, there, name, how)  # with its time, which a new one would not have
             copy.types[address] = h5py.h5o.open(there, name)
     elif shown in copy.chosen:
         _make_chosen(copy, made, there, name, how, copy.chosen[shown])
@@ -210,7 +210,7 @@ def _copy_dataset(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, sho
     for file in {plan.get_virtual_filename(i) for i in elsewhere}:
         if not Path(file).is_absolute() and file != ".":
             copy.lost.append(f"{shown}: values in {file}, which is looked for beside the new file from now on")
-    _copied_by_hdf5(made, there, name, how)
+    _copy_by_hdf5(made, there, name, how)
     copy.progress(made.get_storage_size())
     if kind.committed():
         copied = h5py.h5d.open(there, name).get_type()
@@ -226,7 +226,7 @@ def _in_pieces(plan: Any) -> bool:
     )
 
 
-def _copied_by_hdf5(made: Any, there: Any, name: bytes, how: Any) -> None:
+def _copy_by_hdf5(made: Any, there: Any, name: bytes, how: Any) -> None:
     flags = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
     flags.set_copy_object(h5py.h5o.COPY_WITHOUT_ATTR_FLAG)
     h5py.h5o.copy(made, b".", there, name, flags, how)

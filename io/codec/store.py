@@ -250,7 +250,7 @@ class _Run:
         self._theirs: int | None = None  # the first chunk that others encode
         self._stored: dict[str, int] = {}
         self._number = 0  # of the next chunk to be begun, all datasets together
-        self._written = 0  # chunks
+        self._write = 0  # chunks
         self._done = self._all = self._again = 0
 
     def let_go(self) -> None:
@@ -320,15 +320,15 @@ class _Run:
     def _write_part(self, part: Part, dataset: Any, unfinished: Unfinished) -> None:
         grid = part.grid
         self._stored[part.name] = 0
-        for (first, _, again), chunks in results_in_order(self._begun(part), tasks_ahead(part, self.threads)):
+        for (first, _, again), chunks in results_in_order(self._begin(part), tasks_ahead(part, self.threads)):
             for i, chunk in enumerate(chunks):
                 begin = grid.begin(first + i)
                 dataset.write_direct_chunk(begin, chunk, part.mask_of(chunk))
                 place = dataset.get_chunk_info_by_coord(begin).byte_offset if unfinished.placed else 0
                 unfinished.record(chunk, place)
             unfinished.save()
-            self._written += len(chunks)
-            if self._theirs is None and all(one.first + one.chunks <= self._written for one in self.before):
+            self._write += len(chunks)
+            if self._theirs is None and all(one.first + one.chunks <= self._write for one in self.before):
                 self._forget()
             nbytes = sum(map(len, chunks))
             values = _nbytes_of(part, first, len(chunks))
@@ -337,7 +337,7 @@ class _Run:
             self._again += values if again else 0
             self.progress(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
 
-    def _begun(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
+    def _begin(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
         """The chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
         pieces = Pieces(str(self.path), self.file[part.name], part)
         for first, count in part.grid.tasks(part.stored_rows):

@@ -56,11 +56,11 @@ class Unfinished:
         token = secrets.token_hex(8)
         path = hidden_path(target, token, suffix)
         try:
-            journal = _created(hidden_path(target, token, ".journal"), 0o600)
+            journal = _create(hidden_path(target, token, ".journal"), 0o600)
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"version": JOURNAL_VERSION, "target": target.name, "file": path.name, **head})
             write_all(journal, text.encode() + b"\n")
-            _created(path, 0o600).close()  # nobody else reads it before it has the mode of the original
+            _create(path, 0o600).close()  # nobody else reads it before it has the mode of the original
         except OSError as error:
             raise ReadError(error.errno, f"nothing can be written here: {error.strerror}", str(path)) from error
         return cls(path, bool(head.get("placed")), journal)
@@ -101,7 +101,7 @@ class Unfinished:
         if force:
             self.path.replace(target)
         else:
-            _renamed(self.path, target)
+            _rename(self.path, target)
         _remove(Path(self._journal.name))
         self._journal.close()
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -137,7 +137,7 @@ def _hash_of(chunk: bytes) -> bytes:
     return hashlib.blake2b(chunk, digest_size=8).digest()
 
 
-def _created(path: Path, mode: int) -> BinaryIO:
+def _create(path: Path, mode: int) -> BinaryIO:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open_file(path, flags, mode)
 
@@ -152,7 +152,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _renamed(path: Path, target: Path) -> None:
+def _rename(path: Path, target: Path) -> None:
     """Renames a file to a free name; PlanError if the name is taken by now."""
     try:
         os.link(path, target)  # unlike a rename it fails if the name is taken
@@ -207,13 +207,13 @@ class Leftover:
             if self._file is None:
                 self._file = open_file(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             place = int(self.places[at]) if self.places is not None else None
-            found = self._find(nbytes, check) if place is None else self._placed(nbytes, check, place)
+            found = self._find(nbytes, check) if place is None else self._place(nbytes, check, place)
         except OSError:
             found = None
         self._lost = found is None
         return found
 
-    def _placed(self, nbytes: int, check: bytes, place: int) -> bytes | None:
+    def _place(self, nbytes: int, check: bytes, place: int) -> bytes | None:
         assert self._file is not None
         chunk = os.pread(self._file.fileno(), nbytes, place)
         return chunk if _hash_of(chunk) == check else None

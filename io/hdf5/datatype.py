@@ -192,14 +192,14 @@ def _string(message: _Message, head: _Head) -> _Type:
 def _opaque(message: _Message, head: _Head) -> _Type:
     tag = message.take(head.flags & 0xFF).split(b"\0")[0].decode("latin1")
     if tag.startswith("NUMPY:"):
-        return _tagged(tag[len("NUMPY:") :], head)
+        return _tag(tag[len("NUMPY:") :], head)
     return _Type(np.dtype(f"V{head.nbytes}"), f"its opaque bytes have the tag {tag!r}" if tag else "", head.nbytes)
 
 
 _PLAIN = r"[<>|=]?[a-zA-Z]\d*(\[\w+\])?"
 
 
-def _tagged(text: str, head: _Head) -> _Type:
+def _tag(text: str, head: _Head) -> _Type:
     """h5py keeps dates and time spans as opaque bytes tagged with their dtype."""
     try:
         dtype = np.dtype(text if re.fullmatch(_PLAIN, text) else "no dtype")

@@ -170,7 +170,7 @@ def _forms(files: list[str], columns: list[Column], make: Any) -> tuple[tuple[Fo
     return tuple(numbers), np.concatenate(own), of_group
 
 
-def _made_form(one: _native.Dataset, chunk: tuple[int, ...]) -> Form:
+def _make_form(one: _native.Dataset, chunk: tuple[int, ...]) -> Form:
     filters = tuple(Filter(number, flags, tuple(values)) for number, flags, values in one["filters"])
     return Form(chunk, filters, one["fill"])
 
@@ -191,7 +191,7 @@ def _as_samples(files: list[str], name: str, columns: list[Column], shapes: Arra
     shape = tuple(shapes[0].tolist())
 
     def make(one: _native.Dataset) -> Form:
-        return _made_form(one, (1, *(one["chunk"] if one["storage"] == "chunked" else shape)))
+        return _make_form(one, (1, *(one["chunk"] if one["storage"] == "chunked" else shape)))
 
     forms, form, file = _forms(files, columns, make)
     entries = chunk_entries(columns)
@@ -229,7 +229,7 @@ def _as_rows(files: list[str], name: str, columns: list[Column], shapes: Array) 
     row = tuple(shapes[0, 1:].tolist())
 
     def make(one: _native.Dataset) -> Form:
-        return _made_form(one, tuple(one["chunk"]) if one["storage"] == "chunked" else (0, *row))
+        return _make_form(one, tuple(one["chunk"]) if one["storage"] == "chunked" else (0, *row))
 
     forms, form, file = _forms(files, columns, make)
     entries = chunk_entries(columns)
@@ -253,7 +253,7 @@ def _as_rows(files: list[str], name: str, columns: list[Column], shapes: Array) 
 
 def table_of(file: str, pattern: str, wanted: list[str], cache: Folder) -> GroupTable:
     kept = cache_path(file, pattern, wanted, cache)
-    if kept is not None and (found := quietly(lambda: _loaded(kept))) is not None:
+    if kept is not None and (found := quietly(lambda: _load(kept))) is not None:
         return found
     with naming_writers([file]):
         text, begins, columns, identity = _native.read_groups(file, pattern, wanted)
@@ -304,7 +304,7 @@ def write_table(table: GroupTable, out: BinaryIO) -> None:
     np.savez(out, **arrays)
 
 
-def _loaded(kept: Path) -> GroupTable:
+def _load(kept: Path) -> GroupTable:
     try:
         with kept_file(kept) as file, np.load(file, allow_pickle=False) as arrays:  # a CRC-32 of each is checked
             header = json.loads(arrays["told"].tobytes())
@@ -359,7 +359,7 @@ def group_rows(files: list[str], name: str, cache: Folder) -> GroupRows:
     heights = None
     if shapes.shape[1] > 1 and (shapes[:, 1] != shapes[0, 1]).any():
         heights = shapes[:, 1].astype(np.int64)
-        columns = [_flattened(file, column) for file, column in zip(files, columns, strict=True)]
+        columns = [_flatten(file, column) for file, column in zip(files, columns, strict=True)]
     found = group_field(files, [table.identity for table in tables], pattern, own, columns, True)
     layout = replace(found.layout, name=f"{pattern}/{own}", groups=table_names(tables))
     return GroupRows(layout, shapes[:, 0].astype(np.int64), heights)
@@ -404,7 +404,7 @@ def is_pattern(file: str, name: Any) -> bool:
     return False
 
 
-def _flattened(file: str, column: Column) -> Column:
+def _flatten(file: str, column: Column) -> Column:
     """Returns the column with the first two axes of its datasets as one: their bytes are the same."""
     shape = column.shape.copy()
     if (np.multiply(shape[:, 0], shape[:, 1], dtype=float) > MOST).any():

@@ -81,7 +81,7 @@ def inspect(
         raise ValueError(f'samples={samples!r}: either "rows" or "files"')
     names: list[str] | None = None if field is None else []
     if names is not None:
-        _structured(field, names.append)
+        _structure(field, names.append)
 
     def read() -> list[Layout]:
         files = files_of(path)
@@ -92,7 +92,7 @@ def inspect(
     if names is None:
         return {layout.name: layout for layout in layouts}
     waiting = iter(layouts)
-    return _structured(field, lambda _: next(waiting))
+    return _structure(field, lambda _: next(waiting))
 
 
 def _read_together(
@@ -165,14 +165,14 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
     return Survey(layouts, first["problems"], aliases, {one["name"]: one["header_address"] for one in datasets})
 
 
-def _structured(field: Any, one: Callable[[str], Any]) -> Any:
+def _structure(field: Any, one: Callable[[str], Any]) -> Any:
     """The structure of `field` with each name replaced by `one` of it."""
     if isinstance(field, str):
         return one(field)
     if isinstance(field, Mapping):
-        return {key: _structured(part, one) for key, part in field.items()}
+        return {key: _structure(part, one) for key, part in field.items()}
     if isinstance(field, (tuple, list)):
-        return tuple(_structured(part, one) for part in field)
+        return tuple(_structure(part, one) for part in field)
     raise TypeError(f"a field is a dataset's name, or names in a tuple, list or dict, not {type(field).__name__}")
 
 

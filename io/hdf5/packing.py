@@ -166,7 +166,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
         raise ValueError(f"cf=True is for numbers, and it is of {stored}: leave cf out")
     if text := next((key for key in (*SCALING, *MISSING) if isinstance(attributes.get(key), str)), ""):
         raise ValueError(f"its attribute {text} is the text {attributes[text]!r}, where cf=True needs a number")
-    seen = _seen(stored, attributes.get(UNSIGNED))
+    seen = _see(stored, attributes.get(UNSIGNED))
     scale, offset = (_scaling(key, attributes.get(key)) for key in SCALING)
     known = {key: attributes[key] for key in MISSING if key in attributes}
     real = {key: values[~np.isnan(values)] for key, values in known.items()}
@@ -192,7 +192,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
     )
 
 
-def _seen(stored: Dtype, unsigned: Any) -> Dtype:
+def _see(stored: Dtype, unsigned: Any) -> Dtype:
     """The type to read numbers as. netCDF-3 has no unsigned types, so files use an attribute."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((stored.kind, unsigned), stored.kind)
     return np.dtype(f"{kind}{stored.itemsize}")

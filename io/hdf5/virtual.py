@@ -361,7 +361,7 @@ def resolved(
     now, made = [], []
     for file, dataset in zip(files, datasets, strict=True):
         if dataset["storage"] in OUTSIDE and not dataset["problem"]:
-            shape, one = _resolved(file, dataset, per_file)
+            shape, one = _resolve(file, dataset, per_file)
             dataset = {**dataset, "shape": shape, "elsewhere": one if isinstance(one, str) else ""}
         else:
             one = whole_dataset(file, dataset)
@@ -376,7 +376,7 @@ def left_to_libhdf5(datasets: list[_native.Dataset], reason: str) -> list[_nativ
     return [{**one, "elsewhere": virtual_reason(one, reason)} if one["storage"] in OUTSIDE else one for one in datasets]
 
 
-def _resolved(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list[int], Made | str]:
+def _resolve(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list[int], Made | str]:
     try:
         facts = _sources_of_dataset(file, dataset["target"] or dataset["name"])
     except SolarError as error:
@@ -506,7 +506,7 @@ def _of_sources(file: str, dataset: _native.Dataset, facts: dict[str, Any], dept
         begin, piece = mapping_rows(one, shape, source, there)
         at.append(begin)
         pieces.append(piece)
-    return _covered(file, dataset, facts["fill"], at, pieces)
+    return _cover(file, dataset, facts["fill"], at, pieces)
 
 
 def _blocks(given: dict[str, Any], rows: int) -> list[Filling]:
@@ -575,12 +575,12 @@ def mapping_rows(one: Filling, shape: list[int], made: Made, source: _native.Dat
     if len(inner) == len(shape) and inner[1:] == shape[1:]:
         if 0 < to.total == to.block == taken.total == taken.block and len(made.rows) == 1:  # nearly all there are
             return np.array([to.start]), made._replace(first=made.first + taken.start, rows=np.array([to.total]))
-        begin, first, rows = _paired(to, taken, one)
+        begin, first, rows = _pair(to, taken, one)
         at, found = through(first, rows, made)
         starts = np.concatenate(([0], np.cumsum(rows)))  # of each run among the mapped rows
-        return _placed(begin, starts, at), found
+        return _place(begin, starts, at), found
     if len(inner) == len(shape) - 1 and (not inner or inner[1:] == shape[2:]):
-        return _stacked(one, shape, made, to, taken, source)
+        return _stack(one, shape, made, to, taken, source)
     raise Unresolved(f"its source {target_place(one.file, source)} has rows of another shape")
 
 
@@ -618,7 +618,7 @@ def _side(side: list[int], length: int) -> Side:
     return Side(start, stride, block, total)
 
 
-def _paired(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Rows]:
+def _pair(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Rows]:
     """Runs of rows that follow one another in both: where they begin there and here, and how many they are."""
     limited = UNLIMITED not in (*one.to[0], *one.taken[0])
     if limited and to.total != taken.total:
@@ -633,14 +633,14 @@ def _paired(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Rows]:
     return begin, first, np.diff(cuts, append=total)
 
 
-def _placed(begin: Rows, starts: Rows, at: Rows) -> Rows:
+def _place(begin: Rows, starts: Rows, at: Rows) -> Rows:
     """Where rows are in the virtual dataset, by their number among those mapped."""
     run = np.searchsorted(starts, at, "right") - 1
     placed: Rows = begin[run] + at - starts[run]
     return placed
 
 
-def _stacked(
+def _stack(
     one: Filling, shape: list[int], made: Made, to: Side, taken: Side, source: _native.Dataset
 ) -> tuple[Rows, Made]:
     """Rows of which each is several rows of a source, or all of it."""
@@ -661,7 +661,7 @@ def _stacked(
 # --- all together ----
 
 
-def _covered(file: str, dataset: _native.Dataset, fill: str | None, at: list[Rows], pieces: list[Made]) -> Made:
+def _cover(file: str, dataset: _native.Dataset, fill: str | None, at: list[Rows], pieces: list[Made]) -> Made:
     """The stretches in the order of their rows; what nothing covers has the fill value."""
     nothing: _native.Dataset = {
         **dataset,

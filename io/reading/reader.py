@@ -298,9 +298,9 @@ class Rows:
     def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
         """The first samples whose bytes, as the engine reads them, are in this memory."""
         values: NDArray[Any] = np.ndarray((samples, *self._shape), self._read_dtype, memory)
-        return values if self._as_read else self._turned(values)
+        return values if self._as_read else self._turn_axes(values)
 
-    def _turned(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _turn_axes(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.astype(self.dtype.base, copy=False)
 
     def room(self, samples: int) -> NDArray[Any]:
@@ -336,7 +336,7 @@ class Rows:
         if out is None:
             if positions is not None:
                 raise ValueError("positions are places in `out`, and there is none")
-            return self._start(rows, None if self._as_read else self._turned)
+            return self._start(rows, None if self._as_read else self._turn_axes)
         nbytes = len(rows) * self._sample_nbytes
         self._check_out(out, len(rows) if positions is None else len(out))
         in_place = out.dtype == self._read_dtype.base

@@ -162,13 +162,13 @@ def lock_folder(tier: Tier) -> Iterator[Path]:
         )
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        _locked(lock)
+        _lock(lock)
         yield folder
     finally:
         os.close(lock)
 
 
-def _locked(descriptor: int) -> None:
+def _lock(descriptor: int) -> None:
     end = time.monotonic() + LOCK_WAIT
     while True:
         try:
@@ -204,7 +204,7 @@ class _StageFile:
     @property
     def taken(self) -> int:
         """Bytes of the disk that it may come to take, with what a file system takes to note where they are."""
-        own = _size(self.nbytes) - _aligned(self.nbytes) + 2 * STAGE_BLOCK
+        own = _size(self.nbytes) - _align(self.nbytes) + 2 * STAGE_BLOCK
         return own + sum(blocks + blocks // NOTED for blocks, _ in self.claims.values()) * STAGE_BLOCK
 
     def page(self) -> bytes:
@@ -239,13 +239,13 @@ class _StageFile:
             os.pwrite(file.fileno(), self.page(), _size(self.nbytes) - STAGE_BLOCK)
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // STAGE_BLOCK) * STAGE_BLOCK
 
 
 def _size(nbytes: int) -> int:
     """Of the stage file of a file of so many bytes: these, an entry of 4 bytes for each block, and a page."""
-    return _aligned(nbytes) + _aligned(_aligned(nbytes) // STAGE_BLOCK * 4) + STAGE_BLOCK
+    return _align(nbytes) + _align(_align(nbytes) // STAGE_BLOCK * 4) + STAGE_BLOCK
 
 
 def _name(layout: Layout, file: int) -> tuple[str, str]:
@@ -255,10 +255,10 @@ def _name(layout: Layout, file: int) -> tuple[str, str]:
     facts = [layout.file_nbytes, layout.file_mtime_ns]
     facts += [layout.file_inode, layout.file_ctime_ns] if len(layout.file_inode) else []
     identity = ",".join(str(int(one[file])) for one in facts)
-    return _hashed(os.fsencode(place)).hex(), _hashed(identity.encode()).hex()
+    return _hash(os.fsencode(place)).hex(), _hash(identity.encode()).hex()
 
 
-def _hashed(text: bytes) -> bytes:
+def _hash(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
@@ -297,7 +297,7 @@ class _Opening:
         if just_now and not is_url(layout.paths[at]):  # an object has a mark of its own for each time it is written
             self._became.problems[f"{layout.paths[at]} was written to less than two seconds ago"] = None
             return None
-        key = _hashed(runs.astype("<i8").tobytes())
+        key = _hash(runs.astype("<i8").tobytes())
         wanted = int((runs[:, 1] - runs[:, 0]).sum())
         place, identity = _name(layout, at)
         path = self._folder / f"{place}-{identity}{SUFFIX}"

@@ -26,7 +26,7 @@ def usable_cores(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int:
 
 def own_cores() -> int:
     """The cores of this process where its launcher started others on this node: a part, if all may run on the same."""
-    return _part(usable_cores(), _launched_here())
+    return _part(usable_cores(), _ranks_launched_here())
 
 
 @cache
@@ -37,7 +37,9 @@ def reading_threads() -> int:
 
 def planned_threads(ranks: int) -> int:
     """How many would read in each of so many ranks of this node."""
-    return reading_threads() if _launched_here() > 1 else _named() or min(MOST_THREADS, _part(usable_cores(), ranks))
+    return (
+        reading_threads() if _ranks_launched_here() > 1 else _named() or min(MOST_THREADS, _part(usable_cores(), ranks))
+    )
 
 
 def _part(cores: int, ranks: int) -> int:
@@ -45,7 +47,7 @@ def _part(cores: int, ranks: int) -> int:
     return cores if bound else max(1, cores // ranks)
 
 
-def _launched_here() -> int:
+def _ranks_launched_here() -> int:
     with suppress(PlanError):  # variables that contradict each other: whoever relies on them says so
         return detect().ranks_per_node
     return 1

@@ -53,12 +53,12 @@ def distinct_files(layouts: Iterable[Layout]) -> list[Layout]:
     found: dict[tuple[str, ...], list[Layout]] = {}
     for layout in layouts:
         alike = found.setdefault(layout.paths, [])
-        if layout.reader != "mpio-collective" and not any(_inspected_together(layout, other) for other in alike):
+        if layout.reader != "mpio-collective" and not any(_are_inspected_together(layout, other) for other in alike):
             alike.append(layout)
     return [layout for alike in found.values() for layout in alike]
 
 
-def _inspected_together(one: Layout, other: Layout) -> bool:
+def _are_inspected_together(one: Layout, other: Layout) -> bool:
     return all(map(np.array_equal, known_identities(one), known_identities(other)))
 
 

@@ -90,7 +90,7 @@ def with_packings(pieces: Sequence[Piece], found: Sequence[RowPacking | None]) -
     return [replace(piece, packing=how) for piece, how in zip(pieces, found, strict=True)]
 
 
-def held_in_words(plans: Sequence[Plan]) -> str:
+def words_for_held(plans: Sequence[Plan]) -> str:
     """Describes how pieces hold samples, if not as they are."""
     said = packed_ratio(plans)
     return said and f"The buffer holds samples {said}: encoded when they are read, decoded when they are used."
@@ -120,7 +120,7 @@ class LoaderBuffer:
         check_exchange(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
-        self._nbytes, self._peeked = sizing.requested_bytes(buffer), str(buffer)
+        self._nbytes, self._count_call = sizing.requested_bytes(buffer), str(buffer)
         self._epochs, self.storage, self._stats = epochs, sizing.checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
@@ -177,7 +177,7 @@ class LoaderBuffer:
         with self._lock:
             if self._nbytes_chosen is None:
                 self._nbytes_chosen = self._choose(source, sampler_state, order, own, replaced)
-            if not self._nbytes_chosen or self._held_by_another(None):
+            if not self._nbytes_chosen or self._serve_held_by_other(None):
                 return None
             if self._rank_group is not None:
                 self._rank_group.replaced = replaced
@@ -185,7 +185,7 @@ class LoaderBuffer:
             left = None if self._epochs is None else max(0, self._epochs - sampler_state.epoch - 1)
             return RankMemory(self._rank_group, self._nbytes_chosen, self._apart, left)
 
-    def _held_by_another(self, hold: HeldData | None) -> bool:
+    def _serve_held_by_other(self, hold: HeldData | None) -> bool:
         if self._holder is not None and self._holder.orphaned:
             self._holder = None
             self._end()
@@ -203,7 +203,7 @@ class LoaderBuffer:
     ) -> int:  # fmt: skip
         """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and says why."""
         layouts = layouts_of_source(source)
-        if refused := not_held(source, self._peeked if self._nbytes else ""):
+        if refused := not_held(source, self._count_call if self._nbytes else ""):
             if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
@@ -229,7 +229,7 @@ class LoaderBuffer:
                 check_alone(self._balance)
             elif nbytes and found is not None:
                 facts = {name: getattr(sampler_state.cutter, name) for name in ("batch_size", "drop_last")}
-                facts |= {"buffer": self._peeked, "epochs": self._epochs}
+                facts |= {"buffer": self._count_call, "epochs": self._epochs}
                 of, wanted = (source, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
                 self._rank_group = RankGroup(found, *of, facts, nbytes, bool(wanted), replaced)
         except PlanError as error:
@@ -263,7 +263,7 @@ class LoaderBuffer:
 
     def held(self) -> str:
         """Describes how the buffer holds samples, if not as they are."""
-        return "" if self._window is None else held_in_words(self._window.plans)
+        return "" if self._window is None else words_for_held(self._window.plans)
 
     def enter(self, plan: PassPlan, hold: HeldData | None) -> HeldData | None:
         """Has the run make these batches next, and plans what comes later; `hold`: they go on with a pass that has it.
@@ -271,11 +271,11 @@ class LoaderBuffer:
         None where they are to be read without.
         """
         with self._lock:
-            if self._held_by_another(hold):
+            if self._serve_held_by_other(hold):
                 return None
             amid, appended = hold is not None, None if self.running is None else self.running.appended
             try:
-                queued = self._queued(plan, amid)
+                queued = self._give_up_buffer(plan, amid)
                 if queued is None or self.running is None:
                     return None
                 self._holder = hold = hold or HeldData(self.running, 0)
@@ -288,7 +288,7 @@ class LoaderBuffer:
                     self._holder = None
                 raise
 
-    def _queued(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+    def _give_up_buffer(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
         """The segment of this plan, as the run is told of it."""
         if self.running is not None and not self._foretold() and not amid:
             self._end()
@@ -372,15 +372,15 @@ class LoaderBuffer:
             self._end()
         uses = len(segment.planned.rows) * most_rows_per_sample(source)
         makers = list(islice(later, passes_per_plan(uses, first=True)))
-        window = apart(lambda stopped: self._planned(makers, source, budget, stopped))
+        window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
                 return None
             self._end()
-            window = apart(lambda stopped: self._planned(makers, source, budget, stopped))
+            window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
         return window, budget, later
 
-    def _planned(
+    def _plan(
         self,
         makers: list[Callable[[], PassUses]],
         source: SampleSource | None,
@@ -447,7 +447,7 @@ class LoaderBuffer:
         if window.next == window.segments.stop:
             uses = window.uses(window.next - 1)
             makers = list(islice(self._later, passes_per_plan(uses, first=False)))
-            if not makers or not self._goes_on(window := self._planned(makers, None, budget, stopped)):
+            if not makers or not self._goes_on(window := self._plan(makers, None, budget, stopped)):
                 return  # the next pass begins another run
         self._queue.append(self._append(window))
 

@@ -106,7 +106,7 @@ class BufferedPass:
         arrays, each = self._as_arrays, self._sampler_state.batch_size or 1
         drawn = len(self._next) * each if arrays is None else len(arrays[0])
         with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
-            segment = self._located()
+            segment = self._locate_uses()
             hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
@@ -123,11 +123,11 @@ class BufferedPass:
         self._next.extend(islice(self._batches, max(0, most - len(self._next))))
         self._exhausted = len(self._next) < most
 
-    def _located(self) -> PassUses | None:
+    def _locate_uses(self) -> PassUses | None:
         if not self._next and self._as_arrays is None:
             return None
         if self.rank_group is not None:
-            return self._divided(self.rank_group)
+            return self._divide(self.rank_group)
         try:
             made = self._flat() if self._as_arrays is None else self._as_arrays
             segment = alone(located(self._source, made, self._position.epoch))
@@ -137,7 +137,7 @@ class BufferedPass:
             self._as_arrays, self._next = made, deque()
         return segment
 
-    def _divided(self, rank_group: RankGroup) -> PassUses:
+    def _divide(self, rank_group: RankGroup) -> PassUses:
         """This rank's part of the pass of all ranks."""
         made = self._position.order.of_all(self._position.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"

@@ -141,14 +141,14 @@ class RankGroup:
                 )
             at_home_ = "torch"
         self.balance = at_home_
-        self.exchange = self._carried_by(exchange)
+        self.exchange = self._carriers(exchange)
         node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
         used = partial(used_by, source, order.sampler.dataset)
         self._sharing = Sharing(
             pieces_of(source), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange, used
         )
 
-    def _carried_by(self, exchange: str) -> str:
+    def _carriers(self, exchange: str) -> str:
         """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
         if self.nodes == 1 or self.balance != "equal":
             return ""

@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
     with nearby(arguments.source, arguments.quiet or arguments.json) as path:
-        return _advised(path, arguments, codecs)
+        return _advise(path, arguments, codecs)
 
 
-def _advised(path: str, arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
+def _advise(path: str, arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
     storage, source = stored_storage(arguments.source)
     look(Path(path))
     with open_file_checked(Path(path)) as file:

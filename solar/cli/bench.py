@@ -182,7 +182,7 @@ def _contest(arguments: argparse.Namespace, asked: BenchReader, become: Become) 
                 if name == "solar":
                     raise ReadError(f"{arguments.file}: solar cannot read it: {error}") from None
                 found[name]["failed"] = words.error_text_of(error)
-        compared = _compared(arguments, readers, found)
+        compared = _compare_readers(arguments, readers, found)
         run_rounds(arguments.seconds, readers, found, become)
     except RefusedFile as error:
         raise ReadError(str(error)) from None
@@ -196,7 +196,7 @@ def _contest(arguments: argparse.Namespace, asked: BenchReader, become: Become) 
     return compared, [*found.values()]
 
 
-def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[str, dict[str, Any]]) -> int:
+def _compare_readers(arguments: argparse.Namespace, readers: list[Reader], found: dict[str, dict[str, Any]]) -> int:
     """How many batches were seen to be the same. What each reader takes in memory meanwhile goes to `found`."""
     rates = [one.get("samples_per_second", 0.0) for one in found.get("torch", {}).get("tried", ())]
     batches = round(COMPARED_SECONDS * max(rates, default=0.0) / arguments.batch_size)
@@ -284,11 +284,11 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
         row = f"{LABELS[one['reader']]:16}{rounded(one['median']):>11}{span:>19}{rounded(megabytes):>9}"
         yield f"{row}{size(one['peak_bytes']):>11}{setting_text(one['setting'])}"
     yield ""
-    yield from _left_out(answer["readers"], made)
+    yield from _reasons_left_out(answer["readers"], made)
     yield from judge_bench(answer)
 
 
-def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
+def _reasons_left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
     """What there was no time for."""
     tried, untried = len(readers[1].get("tried", ())), readers[1].get("untried", 0)
     if untried:

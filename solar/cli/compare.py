@@ -215,7 +215,7 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
     begin = time.perf_counter()
     first = plan_node(job)
     seconds = (time.perf_counter() - begin) / len(first.epochs)
-    plans = [first, *(plan_node(job, node) for node in range(1, _worked_out(job)))]
+    plans = [first, *(plan_node(job, node) for node in range(1, _work_out(job)))]
     ours = any(case.ours for case in cases)
     exact = [replace(case, by=None) for case in cases]  # as others shuffle
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(exact)
@@ -232,12 +232,12 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
 def outcome_by_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[Outcome, NodePlan]:
     """What an epoch of ours costs in another order (None: an exact shuffle); and the plan of the first node."""
     other = replace(job, order=replace(cases[0], by=by).order)
-    plans = [plan_node(other, node) for node in range(_worked_out(other))]
+    plans = [plan_node(other, node) for node in range(_work_out(other))]
     scan = sum(case.scan_seconds for case in cases)
     return _of_nodes([one.outcome(plans[0].later) for one in plans], job.nodes, scan), plans[0]
 
 
-def _worked_out(job: Job) -> int:
+def _work_out(job: Job) -> int:
     """Returns how many nodes are planned: all, or the first, which stands for the others."""
     return 1 if job.nodes * job.order.uses > ALL_NODES else job.nodes
 
@@ -245,7 +245,7 @@ def _worked_out(job: Job) -> int:
 def _without(job: Job) -> Outcome:
     """What it costs to read each batch by itself."""
     alone = replace(job, memory=0)
-    plans = [plan_node(alone, node) for node in range(_worked_out(job))]
+    plans = [plan_node(alone, node) for node in range(_work_out(job))]
     later = [one.outcome(one.later) for one in plans]
     scan = sum(s.seconds(1, piece.units.total_nbytes) for piece, s in zip(job.pieces, job.storages, strict=True))
     return _of_nodes(later, job.nodes, scan)

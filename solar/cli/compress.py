@@ -170,11 +170,11 @@ def compress_file(arguments: argparse.Namespace, codecs: dict[str | None, Codec 
             return compress(source, arguments.target, codecs, **how)
     except (KeyboardInterrupt, SystemExit):
         if ranks.rank == 0:
-            print(_stopped(Path(arguments.target)), file=sys.stderr)
+            print(_stop_message(Path(arguments.target)), file=sys.stderr)
         raise
 
 
-def _stopped(target: Path) -> str:
+def _stop_message(target: Path) -> str:
     left = leftovers(target)
     chunks = max((one.first + one.chunks for one in left), default=0)
     for one in left:

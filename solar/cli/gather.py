@@ -16,7 +16,7 @@ from solar.io.channels.world import detect
 @contextlib.contextmanager
 def meet_ranks(exchange: str | None = None) -> Iterator[Ranks]:
     """The ranks that the launcher started, met in the way that `exchange` needs; alone where there is one process."""
-    ranks = _met(exchange)
+    ranks = _meet(exchange)
     try:
         yield ranks
     except SystemExit:
@@ -31,7 +31,7 @@ def meet_ranks(exchange: str | None = None) -> Iterator[Ranks]:
     ranks.close()
 
 
-def _met(exchange: str | None) -> Ranks:
+def _meet(exchange: str | None) -> Ranks:
     world = detect()
     if world.ranks == 1:
         return Ranks(world)

@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     with awaited("opening"):
         layouts, cases = mixed_data(arguments) if arguments.mixture else _of_file(arguments, storage)
     refused = next((said for one in layouts if (said := not_carried(one))), "")
-    cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
+    cases = jobs.side_by_side(arguments, _try(layouts, cases, arguments.memory))
     ahead = arguments.ahead or batches_ahead(layouts)
     job = job_of(cases, 0 if refused else arguments.memory, ahead)
     if given is None:
@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         plot.check_picture(arguments.plot)  # before the work
     with showing(Phase("planning, and following the others use by use", about=guessed_seconds(cases))):
-        answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
+        answered = as_made(_answer(cases, job, arguments.jobs), job, cases, layouts)
     cached = page_cache_note(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)
@@ -246,7 +246,7 @@ def _follow(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
     return compare_policies(cases, job) if together is None else jobs.compare_jobs(cases, job)
 
 
-def _answered(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
+def _answer(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
     try:
         return _follow(cases, job, together)
     except BufferTooSmall as error:
@@ -329,7 +329,7 @@ def _cases(
         yield replace(one, weights=weights)
 
 
-def _tried(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
+def _try(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
     """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
     rows = not any(case.piece.in_blocks for case in cases)
     if not layouts or not memory or not rows:  # blocks are cut where they lie

@@ -37,7 +37,7 @@ def as_json(
         "datasets": [case.name for case in cases if case.name],
         "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
         "first_epoch": None if answered.first_epoch is None else asdict(answered.first_epoch),
-        "buffer": _divided(answered),
+        "buffer": _divide(answered),
         "packed": packed_line(answered),
         "planned": {"epochs": len(answered.plan.epochs) if answered.plan else 0, "nodes": answered.nodes},
         "first_batch_seconds": answered.first_batch,
@@ -51,7 +51,7 @@ def as_json(
     }
 
 
-def _divided(answered: Answer) -> dict[str, int] | None:
+def _divide(answered: Answer) -> dict[str, int] | None:
     """How the loader divides a node's memory."""
     plan = answered.plan
     if plan is None or plan.budget is None:
@@ -95,7 +95,7 @@ def opening(
     yield from describe_request(cases, memory, source)
     if refused:
         yield f"solar's loader has no buffer here: {refused}"
-    elif divided := _divided(answered):
+    elif divided := _divide(answered):
         ready = f"batches ({divided['ready']} ready on each rank)"
         if cases[0].jobs > 1:
             ready = f"the steps of all jobs ({divided['ready']} on their way)"

@@ -71,7 +71,7 @@ def _later(epochs: Sequence[Epoch]) -> dict[str, Any]:
     return summed | {"wait_seconds": waits, "peak_bytes": chosen[-1]["peak_bytes"]}
 
 
-def _waited(one: Epoch) -> float:
+def _waiting_share(one: Epoch) -> float:
     return float(sum(one["wait_seconds"].values()))
 
 
@@ -96,11 +96,11 @@ def judge_rehearsal(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
             "--compute shows it."
         )
     compute = quantities.duration(answer["compute_seconds"])
-    share = max(_waited(one) / one["seconds"] if one["seconds"] else 0.0 for one in later.values())
+    share = max(_waiting_share(one) / one["seconds"] if one["seconds"] else 0.0 for one in later.values())
     if share <= FED:
         nobody = "no rank waited" if len(later) > 1 else "it did not wait"
         return True, f"Steps of {compute} hardly wait for data: {nobody} more than {share:.1%} of the time."
-    waited = _waited(slowest) / slowest["seconds"]
+    waited = _waiting_share(slowest) / slowest["seconds"]
     return False, (
         f"Steps of {compute} WAIT for data: {which} took {step} a step, {waited:.0%} of it waiting, most for "
         f"{longest_wait(slowest)}. {REMEDIES.get(longest_wait(slowest), '')}"
@@ -190,7 +190,7 @@ def measured_rates(one: Epoch, fields: int, ranks: int = 1) -> tuple[str, ...]:
         f"{one['bytes'] / seconds / 1e6:,.0f}",
         f"{one['requests']:,}",
         f"{one['buffer_hits'] / samples / fields:.1%}" if samples else "",
-        f"{_waited(one) / seconds / ranks:.1%}",
+        f"{_waiting_share(one) / seconds / ranks:.1%}",
     )
 
 
@@ -268,7 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with meet_ranks(arguments.exchange) as ranks:
         try:
-            return _rehearsed(arguments, ranks)
+            return _rehearse(arguments, ranks)
         except SolarError as error:
             _complain(ranks, error)
             ranks.give_up()
@@ -282,7 +282,7 @@ def _complain(ranks: Ranks, error: Exception) -> None:
     sys.stderr.flush()
 
 
-def _rehearsed(arguments: argparse.Namespace, ranks: Ranks) -> int:
+def _rehearse(arguments: argparse.Namespace, ranks: Ranks) -> int:
     loader, facts = open_loader(arguments, ranks)
     if loader is None:
         return 1

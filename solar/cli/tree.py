@@ -29,7 +29,7 @@ def how_stored(layout: Layout) -> str:
     if len(layout.dataset_file):
         return f"{layout.storage}: {_from_others(layout)}"
     if len(layout.forms) > 1:
-        return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
+        return f"{len(layout.forms):,} layouts: {'; '.join(_number(layout))}"
     form = layout.forms[0] if layout.forms else None
     if form is None or not form.chunk[0] or layout.storage != "chunked":
         return layout.storage
@@ -62,7 +62,7 @@ def ways(files: list[str], layouts: dict[str, Layout]) -> int:
     return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
 
 
-def _numbered(layout: Layout) -> Iterator[str]:
+def _number(layout: Layout) -> Iterator[str]:
     """In how many files a dataset is stored how; of many ways the commonest."""
     parts = Counter(layout.part_form.tolist()).most_common()
     for number, count in parts[:WAYS]:
@@ -111,7 +111,7 @@ def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, s
     """The lines, in colours and signs of the output."""
     tree = tree_of(layouts, aliases, show.folder)
     if not show.everything:
-        tree = _folded(tree)
+        tree = _fold(tree)
     left = 0
     for number, line in enumerate(_branch(tree, "", show)):
         if show.everything or number < LINES:
@@ -152,7 +152,7 @@ def relative_to(file: str, folder: str) -> str:
 # --- what is alike ----
 
 
-def _folded(group: TreeGroup) -> TreeGroup:
+def _fold(group: TreeGroup) -> TreeGroup:
     """The same group, in which members alike share a line where there are many of them."""
     sets: dict[Hashable, list[str]] = defaultdict(list)
     for name, member in group.members.items():
@@ -172,8 +172,8 @@ def _folded(group: TreeGroup) -> TreeGroup:
             continue
         names = together.get(name, [name])
         label = name if len(names) == 1 else f"{name} … {names[-1]}"
-        merged = _merged([group.members[one] for one in names])
-        folded.members[label] = _folded(merged) if isinstance(merged, TreeGroup) else merged
+        merged = _merge([group.members[one] for one in names])
+        folded.members[label] = _fold(merged) if isinstance(merged, TreeGroup) else merged
     return folded
 
 
@@ -185,13 +185,13 @@ def _kind(member: TreeGroup | Datasets) -> Hashable:
     return one.shape[1:], len(one.shape), str(one.dtype), one.storage, one.reader, one.reason, bool(one.names)
 
 
-def _merged(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
+def _merge(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
     """Members of one kind as one."""
     first = members[0]
     if not isinstance(first, TreeGroup):
         return tuple(layout for member in members if not isinstance(member, TreeGroup) for layout in member)
     groups = [member for member in members if isinstance(member, TreeGroup)]
-    below = {name: _merged([group.members[name] for group in groups]) for name in first.members}
+    below = {name: _merge([group.members[name] for group in groups]) for name in first.members}
     return TreeGroup(below, first.link, sum(group.alike for group in groups))
 
 

@@ -113,12 +113,12 @@ def run(arguments: argparse.Namespace) -> int:
         keys = [*fields]
         inputs, targets = keys[: len(arguments.input)], keys[len(arguments.input) :]
         model = bound_search.made(
-            _found("--model", arguments.model), arguments.model, arguments.weights, arguments.seed
+            _lines_of_search("--model", arguments.model), arguments.model, arguments.weights, arguments.seed
         )
         if arguments.loss in bound_search.LOSSES:
             loss = bound_search.loss_of(arguments.loss, inputs, targets)
         elif ":" in arguments.loss:
-            loss = _found("--loss", arguments.loss)
+            loss = _lines_of_search("--loss", arguments.loss)
         else:
             raise PlanError(
                 f"there is no --loss {arguments.loss!r}, only {', '.join(bound_search.LOSSES)}, or MODULE:LOSS"
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
             text = f"{arguments.file}: solar compressed {', '.join(again)} already: {ALREADY}"
             print(f"solar: {words.printable(text)}", file=sys.stderr)
         with doing(arguments.quiet or arguments.json) as become:
-            found = list(_tuned(task, inputs, arguments, become))
+            found = list(_tune(task, inputs, arguments, become))
     command = _command(arguments, found)
     if arguments.json:
         print(json.dumps(as_json(arguments, found, command), indent=1))
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, become: Become) -> Iterator[Tuned]:
+def _tune(task: Training, inputs: list[str], arguments: argparse.Namespace, become: Become) -> Iterator[Tuned]:
     from solar.training import bound_search
     from solar.training.as_stored import AsStored
 
@@ -189,7 +189,7 @@ def _this_folder_importable() -> Iterator[None]:
         sys.path[:] = before
 
 
-def _found(option: str, text: str) -> Any:
+def _lines_of_search(option: str, text: str) -> Any:
     module, colon, name = text.partition(":")
     if not (module and colon and name):
         raise PlanError(
@@ -211,7 +211,7 @@ def _found(option: str, text: str) -> Any:
 # --- what is said ----
 
 
-def _recommended(tuned: Tuned, fraction: float) -> Rung:
+def _recommend(tuned: Tuned, fraction: float) -> Rung:
     """What is chosen; lossless of labels, and of whole numbers where a bound is hardly smaller."""
     found, exact = tuned.chosen(fraction), tuned.rungs[0]
     if tuned.labels:
@@ -226,7 +226,7 @@ def bound_text(codec: Codec) -> str:
 
 def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
     path = Path(arguments.file.rpartition("/")[2] if is_url(arguments.file) else arguments.file)
-    said = ",".join(f"{one.part.name[1:]}:{bound_text(_recommended(one, arguments.fraction).asked)}" for one in found)
+    said = ",".join(f"{one.part.name[1:]}:{bound_text(_recommend(one, arguments.fraction).asked)}" for one in found)
     target = path.with_name(f"{path.stem}-small{path.suffix}")
     return shlex.join(["solar", "compress", arguments.file, str(target), "--field", said])
 
@@ -266,7 +266,7 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
             for rung in tuned.rungs
         ],
         "ignored": tuned.ignored,
-        "recommended": bound_text(_recommended(tuned, fraction).asked),
+        "recommended": bound_text(_recommend(tuned, fraction).asked),
     }
 
 
@@ -334,7 +334,7 @@ def tuning_remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]
 
 
 def judge_bounds(tuned: Tuned, fraction: float) -> Iterator[str]:
-    passed, said = tuned.chosen(fraction), _recommended(tuned, fraction)
+    passed, said = tuned.chosen(fraction), _recommend(tuned, fraction)
     if tuned.ignored:
         yield "  the model ignores this input: no bound changes its gradients, so that any is fine, and none is tested"
     if tuned.labels:
@@ -357,7 +357,7 @@ def judge_bounds(tuned: Tuned, fraction: float) -> Iterator[str]:
 
 def shared_error(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     """Whether what does not average out is more than what so many samples leave open anyway."""
-    shared = max(tuned.shared(_recommended(tuned, arguments.fraction)))
+    shared = max(tuned.shared(_recommend(tuned, arguments.fraction)))
     left_open = math.sqrt(arguments.batch_size / tuned.samples)
     if shared > left_open:
         yield (

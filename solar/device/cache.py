@@ -130,7 +130,7 @@ class PendingRows:
         number = next(self._numbers)
         rows, (slots, here, came, new) = self._rows[number], self._at
         if facts is not None:
-            facts = self._known(number, facts, len(rows))
+            facts = self._keep_facts(number, facts, len(rows))
         if not rows.shape[1]:
             return there.new_empty((self._samples, *there.shape[1:])), facts
         words = as_words(there, rows.dtype)
@@ -145,7 +145,7 @@ class PendingRows:
             found = whole.index_copy_(0, here, found)
         return found.view(torch.uint8).view(there.dtype).view(self._samples, *there.shape[1:]), facts
 
-    def _known(self, number: int, facts: RowFacts, room: int) -> RowFacts:
+    def _keep_facts(self, number: int, facts: RowFacts, room: int) -> RowFacts:
         kept = self._facts[number]
         if kept is None:
             kept = self._facts[number] = np.empty(room, facts.dtype)

@@ -119,7 +119,7 @@ class DeviceCopier:
         self._timing = threading.Lock()
         self._most = min(ahead, COPIES_AHEAD)
         self._places = threading.Semaphore(self._most)
-        self._stopped = threading.Event()
+        self._stop_message = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -147,12 +147,12 @@ class DeviceCopier:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
-        future.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
-        return future.then(self._taken)
+        future.ahead(self._pool, self._land_in_place, self._stop_message, "solar: wait for a batch to land")
+        return future.then(self._take_landed)
 
     def _land_in_place(self, future: BatchFuture, data: Any) -> OnDeviceBatch:
         future.missing, places = "there is no place for it on the device", self._places
-        future.until(self._stopped, lambda: places.acquire(timeout=GLANCE))
+        future.until(self._stop_message, lambda: places.acquire(timeout=GLANCE))
         future.missing = "it is on its way to the device"
         try:
             landed = self.land(data)
@@ -168,7 +168,7 @@ class DeviceCopier:
         landed.release = _once(released)
         return landed
 
-    def _taken(self, future: BatchFuture, landed: OnDeviceBatch) -> Any:
+    def _take_landed(self, future: BatchFuture, landed: OnDeviceBatch) -> Any:
         future.copy_seconds = landed.seconds
         return self.handed_out(landed)
 
@@ -181,17 +181,17 @@ class DeviceCopier:
     def land(self, batch: Any) -> OnDeviceBatch:
         """Begins to copy the batch to the device, and what is to be made of it there."""
         if self._tier is None or not isinstance(batch, ResidentBatch):
-            return self._landed(batch, None)
+            return self._land_tensors(batch, None)
         hosts = [host for host, how in plain_parts(batch.batch, self._finishes) if how is not None]
         with self._beside(), self._tier.joining(batch.names, batch.slots, hosts) as joining:
-            return self._landed(batch.batch, joining)
+            return self._land_tensors(batch.batch, joining)
 
-    def _landed(self, batch: Any, joining: PendingRows | None) -> OnDeviceBatch:
+    def _land_tensors(self, batch: Any, joining: PendingRows | None) -> OnDeviceBatch:
         streams, ring = self._streams, self.ring
         if streams is None or ring is None:
             if joining is not None:
                 joining.use(joining.indices.to(self._form.device))
-            act = partial(self._moved, joining=joining)
+            act = partial(self._move, joining=joining)
             return OnDeviceBatch(walked(batch, self._finishes, act), all_landed=False)
         begun = time.perf_counter()
         while len(self._copies) >= SLOTS:  # or a loop that is ahead of its device would have all pinned memory in use
@@ -210,7 +210,7 @@ class DeviceCopier:
                     joining.use(there[-1])
                 landed = OnDeviceBatch(batch, all_landed=True)
                 pairs = iter(zip(there, found, strict=True))
-                act = partial(self._finished, pairs=pairs, landed=landed, joining=joining)
+                act = partial(self._finish, pairs=pairs, landed=landed, joining=joining)
                 landed.batch = walked(batch, self._finishes, act)
                 landed.mark = streams.mark()
         self._count(landed, sum(one.nbytes for one in there), (begin, copied, landed.mark))
@@ -253,14 +253,14 @@ class DeviceCopier:
         landed.release()
         return batch
 
-    def _moved(self, part: Any, how: DeviceFinish | None, joining: PendingRows | None) -> Any:
+    def _move(self, part: Any, how: DeviceFinish | None, joining: PendingRows | None) -> Any:
         return (
             part
             if how is None or not is_plain(part)
             else make_on_device(part.to(self._form.device), part, how, joining)
         )
 
-    def _finished(
+    def _finish(
         self,
         part: Any,
         how: DeviceFinish | None,
@@ -288,7 +288,7 @@ class DeviceCopier:
 
     def close(self) -> None:
         """Lands no more. What is on its way ends by itself, and its memory is let go then."""
-        self._stopped.set()
+        self._stop_message.set()
         self._time()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

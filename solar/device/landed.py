@@ -53,7 +53,7 @@ class LandedBatches:
         self._there = deque[Tensors]()  # where the next batches go
         self._lander: _native.Lander | None = None
         self._using = threading.Lock()  # the lander, which another thread may stop
-        self._stopped = False
+        self._stop_message = False
         self._failure: Exception | None = None  # of the first batch that was not copied
         self._copied_ns = self._waited_ns = 0
         self._waiting_nbytes = places * source.nbytes  # which the loop has not asked for
@@ -62,15 +62,15 @@ class LandedBatches:
 
     def take(self, seconds: float) -> Taken | None:
         with self._using:
-            if self._lander is None and not self._started(seconds):
+            if self._lander is None and not self._start_landing(seconds):
                 return None
             lander = self._lander
             if lander is None or not (self._there or self._place()):
                 raise NotDirect
             try:
-                counts = self._taken(lander, seconds)
+                counts = self._take_landing(lander, seconds)
             except Exception as error:
-                self._failed(error)
+                self._fail(error)
                 raise NotDirect from None
             if counts is None:
                 return None
@@ -84,11 +84,11 @@ class LandedBatches:
         before, self._copied_ns = self._copied_ns, lander.copied_ns()
         waited, self._waited_ns = self._waited_ns, 0
         counts = (*counts, *self._more, nbytes, self._copied_ns - before, waited)
-        return (tensors if self._plain else self._made(tensors)), counts
+        return (tensors if self._plain else self._make(tensors)), counts
 
-    def _started(self, seconds: float) -> bool:
+    def _start_landing(self, seconds: float) -> bool:
         """Whether there is a lander. NotDirect once it was stopped."""
-        if self._stopped:
+        if self._stop_message:
             raise NotDirect
         native = self._source.native(seconds, self.close)
         if native is None:
@@ -109,7 +109,7 @@ class LandedBatches:
         self._lander.begin([(one.data_ptr(), one.nbytes) for one in tensors])
         return True
 
-    def _taken(self, lander: _native.Lander, seconds: float) -> tuple[int, ...] | None:
+    def _take_landing(self, lander: _native.Lander, seconds: float) -> tuple[int, ...] | None:
         """The counts of the next batch, when its copy is begun."""
         stream = self._streams.current()
         if not seconds:
@@ -120,7 +120,7 @@ class LandedBatches:
             self._waited_ns += time.perf_counter_ns() - begin
         return counts
 
-    def _made(self, tensors: Tensors) -> Tensors:
+    def _make(self, tensors: Tensors) -> Tensors:
         """What the Fields, and the loader, make of a batch on the device, in the loop's stream."""
         form, found = self._form, Tensors()
         with torch.no_grad():
@@ -131,7 +131,7 @@ class LandedBatches:
                 found = [form.static.place(number, one) for number, one in enumerate(found)]
         return found
 
-    def _failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """A batch that failed is raised in its turn. Where it was the device, torch goes on, or says what is wrong."""
         self._stop()
         if self._failure is None:
@@ -149,9 +149,9 @@ class LandedBatches:
             self._stop()
 
     def _stop(self) -> None:
-        if self._stopped:
+        if self._stop_message:
             return
-        self._stopped = True
+        self._stop_message = True
         self._stats.landed(0, -self._waiting_nbytes)
         lander, self._lander = self._lander, None
         if lander is None:

@@ -114,7 +114,7 @@ class DeviceOptions:
                     "decode='host', or do that in device_transform"
                 )
             return DeviceCopier(form, streams, self._adopted, stats, None, ahead or BATCHES_AHEAD), source
-        datasets, finishes = self._viewed(source.datasets, form.device, making.auto_collation)
+        datasets, finishes = self._view_fields(source.datasets, form.device, making.auto_collation)
         tier, parts = None, None
         if self._resident is not None:
             tier, parts = self._tier_of(datasets, form.device, stats)
@@ -163,7 +163,9 @@ class DeviceOptions:
             self._adopted = None if streams is None else PinnedPool(streams)
         return self._streams[1]
 
-    def _viewed(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
+    def _view_fields(
+        self, datasets: list[H5Dataset], device: torch.device, batched: bool
+    ) -> tuple[list[H5Dataset], Any]:
         key = (device, *map(id, datasets), batched)
         if key not in self._views:
             streams = self._streams_of(device)
@@ -178,7 +180,7 @@ class DeviceOptions:
         kinds = {RowWindows: "windows", Boxes: "boxes", RaggedRows: "samples of unequal length"}
         several = [kinds.get(type(own), "") for own in leaves(datasets[0].extents)]
         found = [
-            self._seen(field, ours, device, batched) if not kind else self._put_together(ours, kind)
+            self._see_layouts(field, ours, device, batched) if not kind else self._put_together(ours, kind)
             for field, kind, *ours in zip(fields, several, *by_leaf, strict=True)
         ]
         layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
@@ -192,7 +194,7 @@ class DeviceOptions:
         made = [_view(one, [each[k] for each in layouts], left) for k, one in enumerate(datasets)]
         return made, arranged_with(datasets[0].constants, datasets[0].layouts, iter(finishes))
 
-    def _seen(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
+    def _see_layouts(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
         """How one field is read for the device, and finished there."""
         finish, refused = partial(DeviceFinish, field, layouts[0], device, single=not batched), ""
         if self._decode == "device":

@@ -234,12 +234,12 @@ class Ring:
         """
         left = [number for number, one in enumerate(tensors) if not self._streams.is_pinned(one)]
         hosts = list(tensors)
-        for number, host in zip(left, self._copied([tensors[number] for number in left]), strict=True):
+        for number, host in zip(left, self._copy_row([tensors[number] for number in left]), strict=True):
             hosts[number] = host
             self._adopted.take_the_place_of(number, tensors[number], self._most)
         return hosts
 
-    def _copied(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _copy_row(self, tensors: list[Tensor]) -> list[Tensor]:
         strides = [torch.empty_like(one, device="meta").stride() for one in tensors]  # dense, as `to` would have them
         ends = [0]
         for one in tensors:

@@ -434,9 +434,9 @@ class TransferThreads:
             return
         with self._changed:
             self._open += 1
-        self._bells[name] = self._mail.run(self._guarded(errand()))
+        self._bells[name] = self._mail.run(self._guard(errand()))
 
-    def _guarded(self, errand: Errand) -> Errand:
+    def _guard(self, errand: Errand) -> Errand:
         try:
             yield from errand
         except Exception as error:  # a bug; nobody shall wait for ever because of it
@@ -476,7 +476,7 @@ class TransferThreads:
                 head = Head(*came.tolist())
                 if head.kind == END:
                     text = yield from self._take_text(peer, head.length)
-                    self._ended(peer, text)
+                    self._note_end(peer, text)
                     return
                 if due and self._fits(peer, head, due[0]):
                     wanted = due.popleft()
@@ -548,7 +548,7 @@ class TransferThreads:
 
     # --- what becomes of peers ----
 
-    def _ended(self, peer: int, why: str) -> None:
+    def _note_end(self, peer: int, why: str) -> None:
         """Notes that this peer has closed its loader, perhaps because of an error for all."""
         if not why and (ended := self._ended_ranks()):  # it closed because of that
             why = str(gone(ended, self._mail.ranks))
@@ -621,7 +621,7 @@ class Exchange:
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
         self._underway = PendingExchange(window)
-        self._waited = 0.0  # seconds, for rows of other ranks alone
+        self._waiting_share = 0.0  # seconds, for rows of other ranks alone
         self._travelled = 0.0  # seconds of these while the rows were on their way
         self._traffic: TransferThreads | None = TransferThreads(
             running, mail, self._underway, letters, ended
@@ -685,7 +685,7 @@ class Exchange:
         stood = max(0.0, batch.here - max(begin, batch.read))
         on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
         with self._underway.changed:
-            self._waited += stood
+            self._waiting_share += stood
             self._travelled += on_way
         took = {
             "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
@@ -707,7 +707,7 @@ class Exchange:
         """Counts since the run began: what it read, held and found, and what was sent, received, and waited for."""
         if self._traffic is None:
             return {}
-        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
+        waits = {"exchange_wait_ns": int(self._waiting_share * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
         return {**self._running.counts(), **self._traffic.counts(), **waits}
 
     def fail(self, why: Exception) -> None:

@@ -56,10 +56,10 @@ class SolarReader(Reader):
             raise LayoutError(f"{self.path}: no file matches file_pattern={file_pattern!r}")
         self.fields = _top_level(self._files[0]) if fields is None else list(fields)
         self._page_cache = page_cache
-        self._open = lru_cache(OPEN)(self._opened)
+        self._open = lru_cache(OPEN)(self._open_dataset)
         self._all = self._together()
 
-    def _opened(self, *files: Path) -> H5Dataset:
+    def _open_dataset(self, *files: Path) -> H5Dataset:
         samples: Any = "files" if self._per_file else "rows"
         names = {name: name for name in self.fields}
         return H5Dataset(list(files), names, samples=samples, page_cache=self._page_cache)
@@ -67,7 +67,7 @@ class SolarReader(Reader):
     def _together(self) -> H5Dataset | None:
         """All files as one dataset; None where they do not fit each other, as samples of different shapes do not."""
         try:
-            return self._opened(*self._files)
+            return self._open_dataset(*self._files)
         except LayoutError as error:
             if len(self._files) == 1:
                 raise

@@ -165,11 +165,11 @@ class AdoptedReads:
         if self.left_alone:
             return of_h5py(dataset, args)
         begun = perf_counter()
-        number, wanted = self._wanted(dataset, args)
+        number, wanted = self._wanted_rows(dataset, args)
         if wanted is not None and (found := self._values(number, wanted)) is not None:
-            self._answered(number, wanted, begun)
+            self._answer(number, wanted, begun)
             return found
-        self._peeked(number)
+        self._count_call(number)
         if not self.watching:
             return of_h5py(dataset, args)
         begun = perf_counter()
@@ -180,28 +180,28 @@ class AdoptedReads:
     def read_direct(self, of_h5py: ReadCall, dataset: Any, dest: Any, source_sel: Any, dest_sel: Any) -> None:
         """What h5py does for `dataset.read_direct(dest, source_sel, dest_sel)`."""
         begun = perf_counter()
-        number, wanted = self._wanted(dataset, () if source_sel is None else source_sel)
+        number, wanted = self._wanted_rows(dataset, () if source_sel is None else source_sel)
         if wanted is not None and dest_sel is None and self._fits(number, dest):
             found = self._values(number, wanted)
             if found is not None and np.shape(found) == dest.shape:
                 dest[...] = found
-                self._answered(number, wanted, begun)
+                self._answer(number, wanted, begun)
                 return
         else:
             wanted = None  # libhdf5 converts the values, or puts them somewhere
-        self._peeked(number)
+        self._count_call(number)
         begun = perf_counter()
         of_h5py(dataset, dest, source_sel, dest_sel)
         if self.watching:
             self._note(number, wanted, perf_counter() - begun)
 
-    def _answered(self, number: int, wanted: Selected, begun: float) -> None:
+    def _answer(self, number: int, wanted: Selected, begun: float) -> None:
         self.counts.answered += 1
         self.counts.seconds += perf_counter() - begun
         if self.watching:
             self._note(number, wanted, None)
 
-    def _peeked(self, number: int) -> None:
+    def _count_call(self, number: int) -> None:
         self.counts.asked += 1
         self.counts.missed += number in self._sources
 
@@ -210,7 +210,7 @@ class AdoptedReads:
             return False
         return bool(dest.dtype == self.known.layouts[number].dtype)
 
-    def _wanted(self, dataset: Any, args: Any) -> tuple[int, Selected | None]:
+    def _wanted_rows(self, dataset: Any, args: Any) -> tuple[int, Selected | None]:
         """The dataset's number, and its rows that are asked for; None: this is h5py's to answer."""
         try:
             number = self.known.number_of(dataset)
@@ -367,7 +367,7 @@ class AdoptedReads:
 
     def _start(self, indices: Any) -> list[HeldBlock] | None:
         needed: dict[BlockSource, list[Any]] = {}
-        for number, starts, rows in self._expected(indices):
+        for number, starts, rows in self._expect(indices):
             if number in self.known.changed:
                 continue
             source = self._sources.get(number)
@@ -380,7 +380,7 @@ class AdoptedReads:
         }
         return self.held.start(blocks)
 
-    def _expected(self, indices: Any) -> list[tuple[int, Any, int]]:
+    def _expect(self, indices: Any) -> list[tuple[int, Any, int]]:
         try:
             return self.reads.expected(np.array(indices, np.int64))
         except (IndexError, ValueError, TypeError, OverflowError):
@@ -455,7 +455,7 @@ class AdoptedPass:
         """
         self.adopted, self._fetcher, self._ahead, self._most = adopted, fetcher, ahead, most
         self._drawn = 0
-        self._ended = False
+        self._note_end = False
         self._calls = H5pyCalls(adopted)
         self._waiting: deque[tuple[Any, list[HeldBlock] | None]] = deque()
         self._now: Any = None  # the batch that is made
@@ -484,11 +484,11 @@ class AdoptedPass:
     def _read_ahead(self, indices: Iterator[Any]) -> None:
         for at, (batch, blocks) in enumerate(self._waiting):
             if blocks is None:
-                self._waiting[at] = batch, self.adopted.start(_listed(batch))
+                self._waiting[at] = batch, self.adopted.start(_list_numbers(batch))
                 if self._waiting[at][1] is None:
                     return
         ahead, most = self._depth(), self._most()
-        while len(self._waiting) <= ahead and not self._ended and (most is None or self._drawn < most):
+        while len(self._waiting) <= ahead and not self._note_end and (most is None or self._drawn < most):
             if self._waiting[-1][1] is None:  # there is no room
                 return
             try:
@@ -498,23 +498,23 @@ class AdoptedPass:
             self._begin(batch)
 
     def _next(self, indices: Iterator[Any]) -> Any:
-        if self._ended:
+        if self._note_end:
             raise StopIteration
         try:
             batch = next(indices)
         except StopIteration:
-            self._ended = True
+            self._note_end = True
             raise
         self._drawn += 1
         return batch
 
     def _begin(self, batch: Any) -> None:
-        self._waiting.append((batch, self.adopted.start(_listed(batch))))
+        self._waiting.append((batch, self.adopted.start(_list_numbers(batch))))
 
     def _depth(self) -> int:
         if self._ahead is not None:
             return self._ahead
-        return max(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, len(_listed(self._waiting[-1][0]))))
+        return max(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, len(_list_numbers(self._waiting[-1][0]))))
 
     # --- a batch is made ----
 
@@ -561,7 +561,7 @@ class AdoptedPass:
         if adopted.watching and not failed:
             marks = self._marks
             if len(marks) == 1 and marks[0][0] is None:
-                marks = _divided(_listed(self._now), marks[0][1])
+                marks = _divide(_list_numbers(self._now), marks[0][1])
             adopted.note([index for index, _ in marks if index is not None], [reads for _, reads in marks])
         adopted.decide(self._batches, ended)
 
@@ -576,7 +576,7 @@ class AdoptedPass:
         self.close()
 
 
-def _divided(indices: Any, reads: list[RowsRead]) -> list[Mark]:
+def _divide(indices: Any, reads: list[RowsRead]) -> list[Mark]:
     """What each sample of a batch read, if they were read one after the other and all read as much."""
     each, rest = divmod(len(reads), max(1, len(indices)))
     if rest or not each or not all(isinstance(index, int | np.integer) for index in indices):
@@ -584,7 +584,7 @@ def _divided(indices: Any, reads: list[RowsRead]) -> list[Mark]:
     return [(int(index), reads[each * at : each * (at + 1)]) for at, index in enumerate(indices)]
 
 
-def _listed(batch: Any) -> Any:
+def _list_numbers(batch: Any) -> Any:
     return batch if isinstance(batch, list | tuple) else [batch]
 
 

@@ -63,10 +63,10 @@ class BatchMaker:
 
 def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> BatchFuture:
     """A batch that is made in the consumer's thread, when it is asked for."""
-    return BatchFuture(pending, samples, partial(_made_here, making, keys))
+    return BatchFuture(pending, samples, partial(_make_here, making, keys))
 
 
-def _made_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
+def _make_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
     if not profiling():
         return make_batch(making, keys, future, future.pending.arrived(seconds))
     with span("solar: wait for bytes"):
@@ -94,19 +94,19 @@ class Threads:
     def __init__(self, making: BatchMaker, threads: int, processes: Processes | None = None) -> None:
         self._making = making
         self._processes = processes
-        self._stopped = threading.Event()
+        self._stop_message = threading.Event()
         self._pool = ThreadPoolExecutor(threads, "solar-making")
         ended_first(self)
 
     def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> BatchFuture:
         """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
-        future = BatchFuture(pending, samples, _arrived)
-        future.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
+        future = BatchFuture(pending, samples, _wait_for_values)
+        future.ahead(self._pool, partial(self._transform_batch, keys, of_batch), self._stop_message, WAITING)
         # The user vouches for the transform in threads, not for the collation: the consumer's thread collates.
         left = self._processes is None and not self._making.collates_itself
         return future.then(partial(collate_batch, self._making)) if left else future
 
-    def _transformed(
+    def _transform_batch(
         self, keys: Sequence[Key], of_batch: tuple[int, ...], future: BatchFuture, arrived: list[Any]
     ) -> Any:
         future.missing = "its transform is not done"
@@ -117,17 +117,17 @@ class Threads:
 
     def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
         if self._processes is not None:
-            return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stopped)
+            return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stop_message)
         samples = self._making.transformed(arrays, keys)
         return self._making.collated(samples) if self._making.collates_itself else samples
 
     def close(self) -> None:
         """Cancels batches that have not begun. Those in work end by themselves."""
-        self._stopped.set()
+        self._stop_message.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _arrived(future: BatchFuture, seconds: float | None) -> list[Any]:
+def _wait_for_values(future: BatchFuture, seconds: float | None) -> list[Any]:
     return future.pending.arrived(seconds)
 
 

@@ -29,7 +29,7 @@ def collated(samples: list[Any], where: str = "batch") -> Any:
     try:
         return default_collate(samples)
     except TypeError as error:
-        raise _explained(error, samples[0], where) from None
+        raise _explain(error, samples[0], where) from None
     except RuntimeError:
         said = differing_part(samples, where)
         if not said:
@@ -55,15 +55,15 @@ def differing_part(samples: list[Any], where: str) -> str:
     return next((said for name, part in parts if (said := differing_part(part, name))), "")
 
 
-def _converted(sample: Any, where: str) -> Any:
+def _convert(sample: Any, where: str) -> Any:
     """Calls torch's default_convert. An error says what torch makes no tensor of."""
     try:
         return default_convert(sample)  # type: ignore[no-untyped-call]
     except TypeError as error:
-        raise _explained(error, sample, where) from None
+        raise _explain(error, sample, where) from None
 
 
-def _explained(error: TypeError, sample: Any, where: str) -> TypeError:
+def _explain(error: TypeError, sample: Any, where: str) -> TypeError:
     """Returns the error with words about numpy's uint64 scalars; any other error as it is."""
     if not (name := _wide_scalar(sample, where)):
         return error
@@ -114,7 +114,7 @@ class Collation:
                 for place, part in enumerate(arrays)
             ]
         samples = samples_of(arrays)
-        return collated(samples, where) if self._auto_collation else _converted(samples[0], where)
+        return collated(samples, where) if self._auto_collation else _convert(samples[0], where)
 
     def as_they_are(self, dtype: np.dtype[Any], ndim: int) -> bool:
         """Whether the tensor of batches of so many axes is their memory, as torch.from_numpy gives it."""
@@ -132,6 +132,6 @@ class Collation:
         key = (batch.dtype, batch.ndim == 1)
         if key not in self._dtypes:
             sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]
-            made = collated([sample], where) if self._auto_collation else _converted(sample, where)
+            made = collated([sample], where) if self._auto_collation else _convert(sample, where)
             self._dtypes[key] = made.dtype if isinstance(made, torch.Tensor) else None
         return self._dtypes[key]

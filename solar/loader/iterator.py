@@ -98,7 +98,7 @@ class EpochIterator(Draws):
                 if self._closed:
                     raise RuntimeError(ITERATOR_CLOSED)
                 if not self._prepared:
-                    asked_at = self._prepared_since(asked_at)
+                    asked_at = self._prepare_counted(asked_at)
                 elif self._handed_out:
                     self._stats.busy(asked_at - self._handed_out)
             if (direct := self._direct) and (data := self._next_direct(direct, asked_at)) is not None:
@@ -109,7 +109,7 @@ class EpochIterator(Draws):
             if not self._futures:
                 self._end()
             try:
-                pending, data = self._taken(asked_at)
+                pending, data = self._take_oldest(asked_at)
             except LeftOutSample:
                 self._handed_out = 0.0  # the time since then does not count as training
                 continue
@@ -145,14 +145,14 @@ class EpochIterator(Draws):
             self._futures.extend(direct.leave(self._making))
             self._indices, self._started = direct.source.indices, self._started + direct.source.begun
 
-    def _taken(self, asked_at: float) -> tuple[PendingBatch, Any]:
+    def _take_oldest(self, asked_at: float) -> tuple[PendingBatch, Any]:
         """Takes the oldest batch. It is removed, also if it failed, but not if Ctrl-C ends the waiting."""
         future = self._futures[0]
         try:
-            data = self._waited_for(future)
+            data = self._wait_for(future)
         except Exception as error:
             del future  # or it and the error, whose traceback has this frame, would keep each other alive
-            self._failed(error)
+            self._drop_failed(error)
             raise
         future = self._drop()
         assert not isinstance(future, Exception)
@@ -169,16 +169,16 @@ class EpochIterator(Draws):
         )
         return pending, data
 
-    def _waited_for(self, future: BatchFuture | Exception) -> Any:
+    def _wait_for(self, future: BatchFuture | Exception) -> Any:
         try:
             while True:
                 try:
-                    return self._made(future)
+                    return self._result_of(future)
                 except UNREADABLE as error:
                     if self._skipping is None or (self._sampler_failed and len(self._futures) == 1):  # the sampler's
                         raise
                     samples = self._skipping.readable(error, self._timeout or None, self.position.epoch)
-                future = self._made_anew(samples)
+                future = self._make_again(samples)
         except SolarError as error:
             raise placed(error) from error.__cause__
         except WaitTimeout as error:
@@ -188,7 +188,7 @@ class EpochIterator(Draws):
         finally:
             del future
 
-    def _made(self, future: BatchFuture | Exception) -> Any:
+    def _result_of(self, future: BatchFuture | Exception) -> Any:
         try:
             if isinstance(future, Exception):
                 raise future
@@ -201,10 +201,10 @@ class EpochIterator(Draws):
         finally:
             del future
 
-    def _made_anew(self, samples: list[Any]) -> BatchFuture:
+    def _make_again(self, samples: list[Any]) -> BatchFuture:
         """The oldest batch, which failed, made again from these of its samples. They are not read by the buffer."""
         number = self.position.before[0] + self.position.batches + 1
-        anew = self._begun(self._source, samples, number)
+        anew = self._begin_batch(self._source, samples, number)
         self._forget(self._futures[0])
         self._futures[0] = anew
         self._stats.held(anew.pending.nbytes)
@@ -218,7 +218,7 @@ class EpochIterator(Draws):
         if self._buffered_pass is not None:
             self._buffered_pass.forget(future.pending)
 
-    def _failed(self, error: Exception) -> None:
+    def _drop_failed(self, error: Exception) -> None:
         self._forget(self._drop())
         if type(error) is SolarError:  # a process is lost, and all processes of the loader with it
             self._workers.close()
@@ -277,7 +277,7 @@ class EpochIterator(Draws):
     def _begin_pass(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""
         if self._pace is None:
-            self._pace = self._started_making()
+            self._pace = self._start_makers()
         if self._buffered_pass is None:
             source, pace, sampler_state = self._source, self._pace, self._sampler_state
             room = self._buffered.room(
@@ -296,7 +296,7 @@ class EpochIterator(Draws):
             self._indices, self._ahead = buffered_pass, buffered_pass.ahead
             self._nbytes_ahead = sys.maxsize  # it has a size
 
-    def _prepared_since(self, asked_at: float) -> float:
+    def _prepare_counted(self, asked_at: float) -> float:
         """The time when all was prepared. Counts the preparation, which is not waiting for the storage."""
         self._prepare()
         cause = "plan" if self._buffered_pass is not None else "start" if self._threads is not None else ""
@@ -305,7 +305,7 @@ class EpochIterator(Draws):
             self._stats.waited(cause, asked_at - begin)
         return asked_at
 
-    def _started_making(self) -> AheadSpec:
+    def _start_makers(self) -> AheadSpec:
         if self._making.in_python:
             check_no_rank_is_without(self._index_sampler.cutter)
         self._processes, self._threads, threads, self._ahead = start_workers(
@@ -343,7 +343,7 @@ class EpochIterator(Draws):
 
                 raise PlanError(EMPTY_BATCH)
             source = self._source if self._buffered_pass is None else self._buffered_pass
-            future = self._begun(source, samples, self.position.before[0] + self._started)
+            future = self._begin_batch(source, samples, self.position.before[0] + self._started)
             if self._lands_ahead and self._landing is not None:
                 future = self._landing.start(future)
         except Exception as error:
@@ -354,7 +354,7 @@ class EpochIterator(Draws):
         self._futures.append(future)
         self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
 
-    def _begun(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
+    def _begin_batch(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
         pending, called = source.start(samples, self.position.epoch)
         keys = self._keys(called.tolist()) if self._making.transform is not None else ()
         if self._threads is None:

@@ -65,12 +65,12 @@ def learn_rules(indices: Sequence[int], reads: Sequence[Sequence[RowsRead]], dat
         at = np.array([index for index, _ in each], np.int64)
         starts = np.array([one.start for _, one in each], np.int64)
         rows = Counter(one.rows for _, one in each).most_common(1)[0][0]
-        if (rule := _fitted(source, at, starts, rows, dataset)) is not None:
+        if (rule := _fit_rule(source, at, starts, rows, dataset)) is not None:
             rules.append(rule)
     return rules
 
 
-def _fitted(source: int, at: Array, starts: Array, rows: int, dataset: Any) -> RowRule | None:
+def _fit_rule(source: int, at: Array, starts: Array, rows: int, dataset: Any) -> RowRule | None:
     tried = 0
     for name, index_map in index_maps(dataset):
         try:

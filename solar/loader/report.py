@@ -31,7 +31,7 @@ class Report(str):
     def of(cls, text: str, epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> Report:
         """The text, and what each epoch took."""
         made = cls(text)
-        made.epochs = [one for one in epochs if _passed(one[1]) > 0]
+        made.epochs = [one for one in epochs if _passes_line(one[1]) > 0]
         return made
 
     def _repr_html_(self) -> str:
@@ -39,7 +39,7 @@ class Report(str):
         return f"<div>{_picture(self.epochs)}<pre>{escape(self)}</pre></div>"
 
 
-def _passed(epoch: Mapping[str, Any]) -> float:
+def _passes_line(epoch: Mapping[str, Any]) -> float:
     return float(epoch["busy_seconds"] + sum(epoch["wait_seconds"].values()))
 
 
@@ -48,7 +48,7 @@ def _picture(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
         return ""
     causes = list(dict.fromkeys(cause for _, one in epochs for cause, waited in one["wait_seconds"].items() if waited))
     colours = {"computing": COMPUTED, **{cause: PALETTE[at % len(PALETTE)] for at, cause in enumerate(causes)}}
-    scale = (WIDTH - LEFT) / max(_passed(one) for _, one in epochs)
+    scale = (WIDTH - LEFT) / max(_passes_line(one) for _, one in epochs)
     lines = []
     for row, (number, one) in enumerate(epochs):
         top, left = row * (HEIGHT + 4), float(LEFT)
@@ -248,7 +248,7 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
 def _of_decoding(totals: Mapping[str, Any]) -> str:
     faster = next((said for number, said in FASTER.items() if number in totals["filters"]), "")
     said = "it runs on one thread for each CPU core the process may use (32 at most). More cores would help"
-    said += (f", or {faster}" if faster else "") + "." + _decoded_again(totals)
+    said += (f", or {faster}" if faster else "") + "." + _decoding_line(totals)
     return f"{said}{totals['with_buffer']}"
 
 
@@ -282,7 +282,7 @@ def _read_again(totals: Mapping[str, Any]) -> str:
     )
 
 
-def _decoded_again(totals: Mapping[str, Any]) -> str:
+def _decoding_line(totals: Mapping[str, Any]) -> str:
     """Why much more was decompressed than was used, if it was; else empty."""
     times = _times_over(totals, "bytes_decoded")
     if times < 2:

@@ -81,7 +81,7 @@ class SkippingSource:
         places = self._places(samples, epoch)
         found = [first_error(self._broken, ones) for ones in places]
         if not any(found):
-            self._looked, found = True, self._found(places, seconds)
+            self._looked, found = True, self._find_bad(places, seconds)
         bad = [one for one in zip(samples, places, found, strict=True) if one[2] is not None]
         for sample, ones, why in bad:
             log.warning("on_error='skip': sample %s is left out: %s", sample, _of_own(str(why), ones))
@@ -107,7 +107,7 @@ class SkippingSource:
         if self._last is not None and not self._handed_out:
             raise ReadError(f"on_error='skip': not one sample could be read: {self._last}") from self._last
 
-    def _found(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
+    def _find_bad(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
         """Why each sample cannot be read; None if it can. Chunks that several samples share are read once."""
         asked = {place: row for ones in places for place, row in ones.items()}
         bad = {}

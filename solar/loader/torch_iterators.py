@@ -87,7 +87,7 @@ class StateCarrier:
         if self._users is not None:
             self._users(worker)
         pickled = self._states[worker]
-        states: dict[str, Any] = _unpickled(pickled) or {}
+        states: dict[str, Any] = _unpickle(pickled) or {}
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
         torchs: Callable[..., Any] = _DatasetKind.create_fetcher
 
@@ -136,8 +136,8 @@ class WorkerStates:
 
     def __init__(self, workers: int, initial: dict[str, Any], own: bool, lasting: bool) -> None:
         self.next: int = initial.get("next", 0)
-        self.handed_out = [_pickled(states) for states in initial.get("workers", [None] * workers)]
-        self._received = list(self.handed_out)  # is ahead of what was handed out
+        self.handed_out = [_pickle(states) for states in initial.get("workers", [None] * workers)]
+        self._receive = list(self.handed_out)  # is ahead of what was handed out
         self.worker_batches = [0] * workers  # batches that each worker gave in this epoch and that were handed out
         self.last = 0  # the worker that gave the last of them
         self._own = own  # the dataset itself has a state
@@ -146,9 +146,9 @@ class WorkerStates:
     def receive(self, data: Any) -> None:
         """Takes note of what came from a worker."""
         if isinstance(data, CarriedBatch):
-            self._received[data.worker] = data.states
+            self._receive[data.worker] = data.states
         elif isinstance(data, EndedIterator):
-            self._received[data.worker_id] = data.states
+            self._receive[data.worker_id] = data.states
 
     def hand_out(self, data: Any, *worker: int) -> Any:
         """The batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
@@ -163,29 +163,29 @@ class WorkerStates:
 
     def begin_again(self) -> None:
         """Called when persistent workers have begun another epoch."""
-        self.handed_out = [_pickled(states) for states in self._again()]
+        self.handed_out = [_pickle(states) for states in self._again()]
         self.worker_batches = [0] * len(self.worker_batches)
 
     def state(self, begun: bool) -> dict[str, Any]:
         """All states; if not `begun`, those in which these workers would begin an epoch now. Empty if there is none."""
         if begun:
-            states = [_unpickled(pickled) for pickled in self.handed_out]
+            states = [_unpickle(pickled) for pickled in self.handed_out]
         else:  # Workers that are not persistent are gone; the next are made from the dataset in this process.
             states = self._again() if self._lasting else []
         return {"workers": states, "next": self.next if begun else 0} if any(states) else {}
 
     def _again(self) -> list[dict[str, Any] | None]:
         """The states before a new iterator is made of the datasets."""
-        newest = [_unpickled(pickled) or {} for pickled in self._received]
+        newest = [_unpickle(pickled) or {} for pickled in self._receive]
         last = [states.get("dataset", states.get("iterator")) if self._own else None for states in newest]
         return [None if state is None else {"dataset": state} for state in last]
 
 
-def _pickled(states: dict[str, Any] | None) -> bytes | None:
+def _pickle(states: dict[str, Any] | None) -> bytes | None:
     return None if states is None else pickle.dumps(states)
 
 
-def _unpickled(pickled: bytes | None) -> dict[str, Any] | None:
+def _unpickle(pickled: bytes | None) -> dict[str, Any] | None:
     return None if pickled is None else _Unpickler(io.BytesIO(pickled)).load()
 
 
@@ -262,7 +262,7 @@ class _Counted(_BaseDataLoaderIter):
         """The next batch that was not handed out before the pass was resumed, or the error in its place."""
         data: Any = super()._next_data()
         if position.batches == 0 and self._passing is None:
-            self._passing = self._passed_over(position.before[0])
+            self._passing = self._skip_batches(position.before[0])
         while self._passing and self._passes_over(self._passing):
             data = super()._next_data()
         return data
@@ -273,7 +273,7 @@ class _Counted(_BaseDataLoaderIter):
         left[worker] -= 1
         return left[worker] >= 0
 
-    def _passed_over(self, batches: int) -> list[int]:
+    def _skip_batches(self, batches: int) -> list[int]:
         """How many batches of each worker, or of all, are read again: an iterable dataset may have no state."""
         if self._dataset_kind != _DatasetKind.Iterable or self._loaded_states or not batches:
             return []

@@ -32,11 +32,11 @@ class _Weighted:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """The batch and its weight, each part that can be moved as torch.Tensor.to moves it."""
-        return rebuild_batch(self, lambda part: _moved(part, "to", *args, **kwargs))
+        return rebuild_batch(self, lambda part: _move_gradients(part, "to", *args, **kwargs))
 
     def pin_memory(self) -> Any:
         """The batch and its weight, each tensor in pinned memory."""
-        return rebuild_batch(self, lambda part: _moved(part, "pin_memory"))
+        return rebuild_batch(self, lambda part: _move_gradients(part, "pin_memory"))
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there
         raise AttributeError(LOST if name == "weight" else f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -123,7 +123,7 @@ class WeightedAverage:
         self._group = model.process_group
         self._weight: float | None = None
         # Not the method itself: DDP compares annotations with types, and ours are text.
-        model.register_comm_hook(None, lambda _, bucket: self._averaged(bucket))
+        model.register_comm_hook(None, lambda _, bucket: self._average(bucket))
 
     @property
     def weight(self) -> float | None:
@@ -139,7 +139,7 @@ class WeightedAverage:
             )
         self._weight = None if weight is None else float(weight)
 
-    def _averaged(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """The mean over ranks of the gradients in one of DDP's buckets."""
         if self._weight is None:
             raise PlanError("no weight is set: set averaging.weight = batch.weight before each backward")
@@ -160,11 +160,11 @@ class WeightedAverage:
 # --- structures ----
 
 
-def _moved(part: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+def _move_gradients(part: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     """A part of a batch moved by `to` or `pin_memory`; the part itself if it has no such method and no parts."""
     if hasattr(part, method):
         return getattr(part, method)(*args, **kwargs)
-    return rebuild_batch(part, lambda inner: _moved(inner, method, *args, **kwargs))
+    return rebuild_batch(part, lambda inner: _move_gradients(inner, method, *args, **kwargs))
 
 
 def rebuild_batch(batch: Any, act: Callable[[Any], Any]) -> Any:

@@ -166,7 +166,7 @@ def choose(
         best = min(best, counted(policy), key=TriedPolicy.cost)
     if not best.epochs:
         raise PlanError("no way of using this memory has room for the batches")
-    best = _balanced(best, counted, terms.gap, storage)
+    best = _balance(best, counted, terms.gap, storage)
     best = _fewer_ahead(best, counted, terms, storage)
     return best.policy, best.epochs
 
@@ -184,7 +184,7 @@ class TriedPolicy(NamedTuple):
         return self.seconds, self.counts.requests, self.counts.bytes
 
 
-def _balanced(
+def _balance(
     best: TriedPolicy, counted: Callable[[RetentionPolicy], TriedPolicy], gap: int, storage: Storage
 ) -> TriedPolicy:
     """The way with a narrower gap where bytes decide, or a wider one where requests do, as long as that gains."""

@@ -167,7 +167,7 @@ def plan_node(job: Job, node: int = 0) -> NodePlan:
         job.memory, longest, taken, wholes([piece.region for piece in pieces]), tables_nbytes(pieces)
     )
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
-    return _followed(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
+    return _follow(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
 
 
 def _of_service(job: Job) -> NodePlan:
@@ -180,7 +180,7 @@ def _of_service(job: Job) -> NodePlan:
     budget, ring = budget_of_jobs(
         of_job, of_epoch(0).planned, job.pieces, nbytes, memory=job.memory, scratch=job.scratch, cores=job.threads
     )
-    return _followed(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
+    return _follow(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
 
 
 def predicted(
@@ -216,10 +216,10 @@ def followed(
     if not memory:
         return _one_by_one(job, 0)
     budget = Budget(memory, 1, 0, memory, batch)
-    return _followed(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0, known)
+    return _follow(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0, known)
 
 
-def _followed(
+def _follow(
     job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int, known: int = SEGMENTS[0]
 ) -> NodePlan:
     """The plan of a node whose memory is divided, as far as it is worth following."""
@@ -233,7 +233,7 @@ def _followed(
             break
     units = [plan.region.units for plan in windows[-1].plans]
     cut = any(piece.in_blocks for piece in pieces)  # batches share more in some epochs
-    used = [_used(job, pieces, of_epoch(epoch).by_rank, epoch) for epoch in range(len(found) if cut else 1)]
+    used = [_used_pieces(job, pieces, of_epoch(epoch).by_rank, epoch) for epoch in range(len(found) if cut else 1)]
     return NodePlan(found, used, units, job.storages, windows, budget, batches)
 
 
@@ -278,7 +278,7 @@ def planned_windows(
             return
 
 
-def _used(job: Job, pieces: Sequence[Piece], uses: SampleUses, epoch: int) -> int:
+def _used_pieces(job: Job, pieces: Sequence[Piece], uses: SampleUses, epoch: int) -> int:
     """The rows that an epoch uses: what a step of several jobs reads once, each of them uses."""
     every = [job.uses_of(one, epoch) for one in job.orders] if job.beside else [uses]
     return sum(len(piece.rows(one)[0]) for one in every for piece in pieces)

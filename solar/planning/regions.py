@@ -101,7 +101,7 @@ class Region:
         if self.units.first is None:
             each = self.heaviest(whole=whole) * (1 if whole else self.units.per_unit)
             return min(self.items, max(room, 0) // each * self.units.per_unit)
-        ends = np.cumsum(self._held(whole=whole))
+        ends = np.cumsum(self._held_sizes(whole=whole))
         return int(self._columns(0)[0][np.searchsorted(ends, room, side="right")])
 
     def units_in(self, items: int) -> int:
@@ -122,7 +122,7 @@ class Region:
         if self.units.first is None:
             count = self.units_in(items) if whole else items
             return count * self.heaviest(whole=whole)
-        return int(self._held(whole=whole)[: self.units_in(items)].sum())
+        return int(self._held_sizes(whole=whole)[: self.units_in(items)].sum())
 
     def stored_nbytes(self, items: int) -> int:
         """What its first items take in storage."""
@@ -135,13 +135,13 @@ class Region:
         if not whole:
             return self.units.held_nbytes
         paged = self.units.paged
-        return int(paged[self._listed(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
+        return int(paged[self._list_rows(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
 
-    def _held(self, *, whole: bool) -> Places:
+    def _held_sizes(self, *, whole: bool) -> Places:
         """What memory each of its units takes: sample by sample, or whole as it is stored."""
         paged = self.units.paged
         if whole and isinstance(paged, np.ndarray):
-            return paged[self._listed(0)]
+            return paged[self._list_rows(0)]
         return np.diff(self._columns(0)[0]) * self.units.held_nbytes
 
     def native(self, skipped: int, *, whole: bool) -> _native.Units:
@@ -152,7 +152,7 @@ class Region:
         if isinstance(units.paged, int):
             held, items = (units.paged if whole else units.held_nbytes), self.items - skipped
             return _native.Units(-(-items // units.per_unit) if whole else items, per_unit, units.stored_nbytes, held)
-        place = self._listed(skipped)
+        place = self._list_rows(skipped)
         first, offset, nbytes = self._columns(skipped)
         return _native.Units(
             len(offset) if single else int(first[-1]),
@@ -208,7 +208,7 @@ class Region:
             items = self.units.first[found + np.searchsorted(self.units.first, begin)].astype(np.int32)
         return items if self.units.sample is None else self.units.sample[items]
 
-    def _listed(self, skipped: int) -> slice:
+    def _list_rows(self, skipped: int) -> slice:
         """Which of the listed units are its own, from the item `skipped` on."""
         assert self.units.first is not None
         low, high = np.searchsorted(self.units.first, (self.begin + skipped, self.end))
@@ -222,7 +222,7 @@ class Region:
             first = np.minimum(np.arange(count + 1, dtype=np.int64) * self.units.per_unit, self.end - begin)
             offset = np.arange(count, dtype=np.int64) * self.units.stored_nbytes
             return first, offset, np.full(count, self.units.stored_nbytes, np.int64)
-        place = self._listed(skipped)
+        place = self._list_rows(skipped)
         return (
             self.units.first[place.start : place.stop + 1] - begin,
             self.units.offset[place],

@@ -169,7 +169,7 @@ def listed_units(layout: Layout, found: UnitChunks) -> Units:
     """Units with a list of where they lie, in the order of storage; what was never written comes last."""
     counts, chunks, offset, nbytes = found
     if counts.max() == 1 == chunks.min() == chunks.max():
-        return _listed_rows(layout, offset, nbytes)
+        return _list_rows_of_units(layout, offset, nbytes)
     chunk_first = np.concatenate(([0], np.cumsum(chunks)))
     begin = np.full(len(counts), np.iinfo(np.int64).max)
     begin[chunks > 0] = offset[chunk_first[:-1][chunks > 0]]
@@ -205,7 +205,7 @@ def listed_units(layout: Layout, found: UnitChunks) -> Units:
     )
 
 
-def _listed_rows(layout: Layout, offset: Places, nbytes: Places) -> Units:
+def _list_rows_of_units(layout: Layout, offset: Places, nbytes: Places) -> Units:
     """What `listed_units` gives of units that are one sample in one chunk each, of which there may be very many."""
     place, item = np.argsort(offset, kind="stable"), None
     if np.any(place[1:] < place[:-1]):

@@ -195,7 +195,7 @@ class Indices:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def _begun(self) -> Iterator[Any]:
+    def _has_begun(self) -> Iterator[Any]:
         if not self.position.begun:
             self._batches = self._sampler_state.begin(self.position, self._resumed, self._batches)
         assert self._batches is not None
@@ -204,11 +204,11 @@ class Indices:
     def begin_beside_workers(self) -> None:
         """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
         if self.position.order.draws:
-            self._batches = self.position.order.draw_at_once(self._begun())
+            self._batches = self.position.order.draw_at_once(self._has_begun())
 
     def at_once(self) -> Pass | None:
         """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
-        batches = self._begun()
+        batches = self._has_begun()
         if not isinstance(batches, BatchCuts) or self.position.has_gaps:
             return None
         made = batches.at_once()
@@ -217,7 +217,7 @@ class Indices:
         return made
 
     def __next__(self) -> Any:
-        batches = self._batches if self.position.begun else self._begun()
+        batches = self._batches if self.position.begun else self._has_begun()
         assert batches is not None
         try:
             batch = next(batches)

@@ -45,7 +45,7 @@ def by_mixed_blocks(mix: BlockMix) -> EpochOrder:
     if arrays or mix.edges != 1:
         digest = digest_of(np.array([mix.block, mix.window, mix.samples]), *(np.asarray(one) for one in arrays))
         digest = digest if arrays else f"{mix.block} in {mix.window} of {mix.samples}, by {mix.edges}"
-    return EpochOrder("mixed", mix.samples, mix.samples, partial(_mixed, mix), digest, facts=facts_of(mix))
+    return EpochOrder("mixed", mix.samples, mix.samples, partial(_mix, mix), digest, facts=facts_of(mix))
 
 
 def facts_of(mix: BlockMix) -> dict[str, int]:
@@ -83,7 +83,7 @@ def blocks_of_epoch(mix: BlockMix, seed: int, epoch: int) -> tuple[Longs, Longs]
     return begins[order], (ends - begins)[order]
 
 
-def _mixed(mix: BlockMix, seed: int, epoch: int, positions: range) -> Indices:
+def _mix(mix: BlockMix, seed: int, epoch: int, positions: range) -> Indices:
     overall(epoch, mix.samples, positions)  # which refuses what is no epoch
     begins, lengths = blocks_of_epoch(mix, seed, epoch)
     ends = np.cumsum(lengths)
@@ -129,12 +129,12 @@ def by_mixed_groups(groups: NDArray[np.int64], block: int, window: int, study: i
     firsts = np.cumsum(sizes) - sizes
     lie = np.argsort(members[firsts], kind="stable")  # the groups as they lie
     mix = BlockMix(len(groups), block, window, np.cumsum(sizes[lie]) - sizes[lie], study=study)
-    at = partial(_mixed_groups, mix, members, sizes, lie)
+    at = partial(_mix_groups, mix, members, sizes, lie)
     digest = digest_of(groups, np.array([block, window]))
     return EpochOrder("mixed groups", len(groups), len(groups), at, digest, facts=facts_of(mix))
 
 
-def _mixed_groups(
+def _mix_groups(
     mix: BlockMix, members: Indices, sizes: Longs, lie: Longs, seed: int, epoch: int, positions: range
 ) -> Indices:
     """Where a group comes depends on those before it, so all groups of an epoch are laid out."""

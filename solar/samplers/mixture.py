@@ -84,14 +84,14 @@ def check_sources(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:
                 f"source {read} is read natively, and source {not_read} is not: {why}. Make both of H5Dataset"
             )
         if isinstance(first, SampleSource) and isinstance(other, SampleSource) and not alike(first.first, other.first):
-            one, two = _made_of(first.first), _made_of(other.first)
+            one, two = _description(first.first), _description(other.first)
             raise PlanError(
                 f"samples of source {names[0]} and of source {name} cannot stand in one batch: {one}; and {two}. Make "
                 "them alike, with solar.Field or the same transform, or take a loader for each"
             )
 
 
-def _made_of(dataset: H5Dataset) -> str:
+def _description(dataset: H5Dataset) -> str:
     """In words: the structure of a sample, and of each field its type, shape and what is done with it."""
     pairs = zip(leaves(dataset.layouts), leaves(dataset.extents), strict=True)
     said = iter([f"{layout.name} is {layout.dtype} {_shape(layout, own)}" for layout, own in pairs])

@@ -155,11 +155,11 @@ def by_groups(groups: NDArray[np.int64], *, shuffle: bool) -> EpochOrder:
     """
     sizes = np.bincount(groups)
     members = np.argsort(groups, kind="stable").astype(bits(len(groups)))
-    at = partial(_grouped, members, sizes, shuffle)
+    at = partial(_group, members, sizes, shuffle)
     return EpochOrder("groups", len(groups), len(groups), at, digest_of(groups))
 
 
-def _grouped(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int, positions: range) -> Indices:
+def _group(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int, positions: range) -> Indices:
     """Where a group comes depends on those before it, so all of an epoch's are laid out."""
     count, firsts = len(sizes), np.cumsum(sizes) - sizes
     if shuffle:
@@ -255,10 +255,10 @@ def in_given_order(order: Indices | Callable[[int], Any], samples: int) -> Epoch
         length = len(checked_order(order(0), samples, 0))
         return EpochOrder("given", samples, length, partial(call_order, order, samples, length), "")
     array = checked_order(order, samples, None)
-    return EpochOrder("given", samples, len(array), partial(_copied, array), digest_of(array))
+    return EpochOrder("given", samples, len(array), partial(_copy, array), digest_of(array))
 
 
-def _copied(array: Indices, seed: int, epoch: int, positions: range) -> Indices:
+def _copy(array: Indices, seed: int, epoch: int, positions: range) -> Indices:
     return array[positions.start : positions.stop].copy()
 
 
@@ -271,7 +271,7 @@ def call_order(
             f"order: the function gives {len(array):,} samples for epoch {epoch}, and {length:,} for epoch 0; epochs "
             "of a sampler have one length: give as many for each"
         )
-    return _copied(array, seed, epoch, positions)
+    return _copy(array, seed, epoch, positions)
 
 
 def checked_order(order: Any, samples: int, epoch: int | None) -> Indices:

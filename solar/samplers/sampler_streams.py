@@ -61,7 +61,7 @@ class ShuffledByGenerator(IndexStream):
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
-    _peeked = False
+    _count_call = False
     _from = 0  # the samples before the first batch
     _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
 
@@ -82,7 +82,7 @@ class ShuffledByGenerator(IndexStream):
     def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
         drawn = base_seed is not None
         self._passes = [] if self._newly_seeded(drawn) else _passes_after(last)
-        generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
+        generator = self._replay(self.tell(None), False, check=False) if drawn else self.sampler.generator
         self._state = digest(generator)
         return super().foretell(last, base_seed)
 
@@ -92,7 +92,7 @@ class ShuffledByGenerator(IndexStream):
         return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
 
     def prepare(self, saved: dict[str, Any], drawn: bool) -> None:
-        generator = self._replayed(saved, begun=False)
+        generator = self._replay(saved, begun=False)
         if drawn:
             self._draw_base(generator, sum(saved["passes"]))
         self.sampler.generator.set_state(generator.get_state())
@@ -102,34 +102,34 @@ class ShuffledByGenerator(IndexStream):
         return self.start()  # for `prepare` has put the generator in its place
 
     def start(self) -> Iterator[Any]:
-        return self._drawn_after(0) if self.as_arrays else super().start()
+        return self._draw_after(0) if self.as_arrays else super().start()
 
     def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         check_drawing(self.sampler, saved)
         generator = self.sampler.generator
-        generator.set_state(self._replayed(saved, begun=True).get_state())
+        generator.set_state(self._replay(saved, begun=True).get_state())
         self._passes, self._state = list(saved["passes"]), saved["state"]
-        return self._drawn_after(samples)
+        return self._draw_after(samples)
 
-    def _drawn_after(self, samples: int) -> Iterator[Any]:
+    def _draw_after(self, samples: int) -> Iterator[Any]:
         """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
         self._from = samples
         if self.as_arrays and self.batch_sampler is not None:
-            return self.cut_late(partial(self._drawn_ahead, samples))
-        return self._drawn_one_by_one(samples)
+            return self.cut_late(partial(self._draw_ahead, samples))
+        return self._draw_one_by_one(samples)
 
-    def _drawn_one_by_one(self, samples: int) -> Iterator[Any]:
-        generator = self._followed(samples) if self.as_arrays else self.sampler.generator
+    def _draw_one_by_one(self, samples: int) -> Iterator[Any]:
+        generator = self._follow(samples) if self.as_arrays else self.sampler.generator
         yield from self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
-    def _drawn_ahead(self, samples: int) -> Array:
-        return shuffled(self.sampler, self._followed(samples))[samples:]
+    def _draw_ahead(self, samples: int) -> Array:
+        return shuffled(self.sampler, self._follow(samples))[samples:]
 
     def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._followed(self._from)
+        self._follow(self._from)
         return batches
 
-    def _followed(self, samples: int) -> torch.Generator:
+    def _follow(self, samples: int) -> torch.Generator:
         """A copy of the user's generator, which draws ahead; the user's own follows it."""
         if self._ahead is None:
             self._ahead = copy_generator(self.sampler.generator)
@@ -147,9 +147,9 @@ class ShuffledByGenerator(IndexStream):
 
         Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
         """
-        if (self._peeked or self.in_advance) and self._behind is not None:
+        if (self._count_call or self.in_advance) and self._behind is not None:
             next(self._behind, None)
-        self._peeked = True
+        self._count_call = True
 
     def ended(self) -> None:
         if self._behind is None:
@@ -159,7 +159,7 @@ class ShuffledByGenerator(IndexStream):
         """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
         if self._ahead is None or not self._trust.suffices:
             return iter(())
-        return self._shuffled_by(self._at_end(self._ahead))
+        return self._shuffle_by(self._at_end(self._ahead))
 
     def _at_end(self, ahead: torch.Generator) -> torch.Generator:
         """The user's generator as it will be at the end of this pass."""
@@ -168,18 +168,18 @@ class ShuffledByGenerator(IndexStream):
             draw_last(self.sampler, generator)
         return generator
 
-    def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+    def _shuffle_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
         while True:
             self._draw_base(generator, 1)
-            yield partial(self._shuffled_from, generator.get_state())
+            yield partial(self._shuffle_from, generator.get_state())
             shuffle_again(self.sampler, generator, whole=True)
 
-    def _shuffled_from(self, state: torch.Tensor) -> Pass:
+    def _shuffle_from(self, state: torch.Tensor) -> Pass:
         generator = torch.Generator(self.sampler.generator.device)
         generator.set_state(state)
         return self.batched(shuffled(self.sampler, generator))
 
-    def _replayed(self, saved: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
+    def _replay(self, saved: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(saved["seed"]))
         number = 0
@@ -325,7 +325,7 @@ class Shuffled(KnownStream):
         None before such a guess came true: with one epoch known less is read than with a wrong guess of the next.
         """
         seeds = self._foreseen() if self._trust.suffices else ()
-        return (partial(self._shuffled_by, seed) for seed in seeds)
+        return (partial(self._shuffle_by, seed) for seed in seeds)
 
     def _foreseen(self) -> Iterator[int]:
         """The seeds of the passes to come, if others draw as many numbers before each as before this one."""
@@ -335,7 +335,7 @@ class Shuffled(KnownStream):
         while True:
             yield self._seed_after(generator, self._between)
 
-    def _shuffled_by(self, seed: int) -> Pass:
+    def _shuffle_by(self, seed: int) -> Pass:
         if self._permutes():
             return self.batched(self._permutation(seed))
         return self.batched(shuffled(self.sampler, torch.Generator().manual_seed(seed)))
@@ -460,7 +460,7 @@ class Custom(IndexStream):
 
     def start(self) -> Iterator[Any]:
         if self._cuts and self.batch_sampler is not None:
-            return self.cut(self._begun_late())
+            return self.cut(self._begin_late())
         self._items = iter(self._source)
         return self._items
 
@@ -468,7 +468,7 @@ class Custom(IndexStream):
         """How many batches may be drawn ahead: each is marked with the state after it, which may be large."""
         return UNCOUNTED if self._states() else super().drawn_at_once(batches)
 
-    def _begun_late(self) -> Iterator[Any]:
+    def _begin_late(self) -> Iterator[Any]:
         """The batches. As in BatchSampler, the sampler's iterator is made when the first is asked for."""
         self._items = iter(self._source)
         yield from self._items
@@ -531,9 +531,9 @@ class DrawnByGenerator(Custom):
         self._guess = digest(self._before_the_next(copy_generator(self.sampler.generator)))
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        return self._drawn_by(copy_generator(self.sampler.generator)) if self._trust.suffices else iter(())
+        return self._draw_by(copy_generator(self.sampler.generator)) if self._trust.suffices else iter(())
 
-    def _drawn_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+    def _draw_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
         while True:
             ahead = self._before_the_next(generator)
             copy_ = WeightedRandomSampler(

@@ -248,7 +248,7 @@ class BoxBlocks:
         every = max(1, int(self.tiles.prod(1).sum()))
         for steps in self._some(starts):
             step = np.repeat(np.arange(len(steps) - 1), np.diff(steps))
-            blocks, of = self._touched(self.boxes.of(numbers[steps[0] : steps[-1]]).corners)
+            blocks, of = self._touch(self.boxes.of(numbers[steps[0] : steps[-1]]).corners)
             wanted = distinct(step[of] * every + blocks)
             found.append((wanted % every).astype(np.int32))
             counts.append(np.bincount(wanted // every, minlength=len(steps) - 1))
@@ -261,7 +261,7 @@ class BoxBlocks:
         for begin, end in pairwise(np.unique(np.append(cuts, len(starts) - 1)).tolist()):
             yield starts[begin : end + 1]
 
-    def _touched(self, corners: Numbers) -> tuple[Numbers, Numbers]:
+    def _touch(self, corners: Numbers) -> tuple[Numbers, Numbers]:
         """Returns each block that each box touches, and the number of the box."""
         part, begin = corners[:, 0], corners[:, 1:]
         low = begin // np.array(self.block)

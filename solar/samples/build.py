@@ -56,13 +56,13 @@ def build(
                 "a file finds them in the cache: leave together= and reader= out"
             )
         pattern = "" if samples == "groups" else samples
-        return _arranged(fields, of_groups(path, leaves(fields), pattern, cache))
+        return _arrange(fields, of_groups(path, leaves(fields), pattern, cache))
     if in_groups(path, leaves(fields)):
         if collective or reader != "auto":
             raise LayoutError(
                 "rows of groups are looked for by each rank, and read natively: leave together= and reader= out"
             )
-        return _arranged(fields, maps_in_groups(path, leaves(fields), samples, cache))
+        return _arrange(fields, maps_in_groups(path, leaves(fields), samples, cache))
     field_arguments = [field if isinstance(field, Field) else None for field in leaves(fields)]
     look: dict[str, Any] = {"cache": cache, "together": collective}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
@@ -81,7 +81,7 @@ def build(
     if elsewhere or joined:
         found = mapped(fields, lambda field: inspect(field_files(field, path), field_name(field), samples=kind, **look))
     else:
-        found, columns = _arranged(fields, of_rows(path, leaves(fields), kind, cache, together=collective))
+        found, columns = _arrange(fields, of_rows(path, leaves(fields), kind, cache, together=collective))
     layouts = found if reader == "auto" else mapped(found, lambda layout: _by_mpio(layout, reader))
     return layouts, columns if unequal else map_fields(path, leaves(layouts), field_arguments, samples, look)
 
@@ -92,7 +92,7 @@ def _by_mpio(layout: Layout, reader: By) -> Layout:
     return by_mpio(layout, reader)
 
 
-def _arranged(fields: Any, found: tuple[list[Layout], Any]) -> tuple[Any, Any]:
+def _arrange(fields: Any, found: tuple[list[Layout], Any]) -> tuple[Any, Any]:
     """Puts layouts into the structure of the fields; returns them and their sample maps."""
     layouts = iter(found[0])
     return mapped(fields, lambda _: next(layouts)), found[1]

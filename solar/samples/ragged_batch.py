@@ -63,7 +63,7 @@ class RaggedBatch:
     def tensors(self) -> Any:
         """The batch as torch has it."""
         if self.form.batch == "padded":
-            padded, there = _padded(self.values, np.diff(self.offsets), self.form.length)
+            padded, there = _pad(self.values, np.diff(self.offsets), self.form.length)
             return torch.from_numpy(padded), torch.from_numpy(there)
         values, offsets = torch.from_numpy(self.values), torch.from_numpy(self.offsets)
         if self.form.batch == "flat":
@@ -121,7 +121,7 @@ def dense_rows(values: Array, columns: Array, offsets: Array, length: int) -> Ar
     return rows
 
 
-def _padded(values: Array, lengths: Array, length: int | None) -> tuple[Array, Array]:
+def _pad(values: Array, lengths: Array, length: int | None) -> tuple[Array, Array]:
     """Returns the samples with zeros behind shorter ones, and a mask of where there are values.
 
     numpy does it for every type: torch cannot assign through a mask where integers are unsigned.
@@ -155,10 +155,10 @@ def collate_ragged(samples: Sequence[RaggedArray], *, collate_fn_map: Any = None
     return RaggedBatch(values, _offsets(samples), samples[0].form).tensors()
 
 
-def _collated_rows(samples: Sequence[SparseRow], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _collate_rows(samples: Sequence[SparseRow], *, collate_fn_map: Any = None) -> torch.Tensor:
     values, columns = (np.concatenate([getattr(one, name) for one in samples]) for name in ("values", "columns"))
     offsets = _offsets([one.values for one in samples])
     return SparseBatch(values, columns, offsets, samples[0].length).tensors()
 
 
-default_collate_fn_map.update({RaggedArray: collate_ragged, SparseRow: _collated_rows})
+default_collate_fn_map.update({RaggedArray: collate_ragged, SparseRow: _collate_rows})

@@ -93,7 +93,7 @@ def start_ragged(readers: Sequence[RaggedReader], samples: Sequence[Places], her
     for at, (one, places) in enumerate(zip(samples, here, strict=True)):
         numbers[places], whose[places] = one, at
     if first.varying:
-        found, parts = _started_varying(readers, samples, here)
+        found, parts = _start_varying(readers, samples, here)
         return PendingField(parts, None, numbers, lambda _: varying_batch(found, first))
     lengths = np.empty(len(numbers), np.int64)
     for reader, one, places in zip(readers, samples, here, strict=True):
@@ -185,7 +185,7 @@ def _name_of(of: Sequence[RaggedRows], whose: Places, numbers: Places, position:
 # --- HDF5's variable-length type ----
 
 
-def _started_varying(
+def _start_varying(
     readers: Sequence[RaggedReader], samples: Sequence[Places], here: Sequence[Places]
 ) -> tuple[NDArray[Any], list[Pending]]:
     out = readers[0].parts[0].room(sum(map(len, samples)))

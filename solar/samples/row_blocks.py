@@ -84,7 +84,9 @@ class RowBlocks:
         """The blocks that the samples of each step have part in, each once, in order; and where each step begins."""
         found, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
         for first, last in _stretches(starts):
-            blocks, each = self._used(samples[starts[first] : starts[last]], starts[first : last + 1] - starts[first])
+            blocks, each = self._used_blocks(
+                samples[starts[first] : starts[last]], starts[first : last + 1] - starts[first]
+            )
             found.append(blocks)
             counts.append(each)
         return np.concatenate(found), np.cumsum(np.concatenate(counts))
@@ -104,7 +106,7 @@ class RowBlocks:
     def corners_of(self, samples: NDArray[np.integer], epoch: int) -> None:
         return None
 
-    def _used(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
+    def _used_blocks(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
         """Returns what `uses` does of a few steps, with how many blocks each of them has."""
         steps = len(starts) - 1
         step = np.repeat(np.arange(steps), np.diff(starts))

@@ -70,7 +70,7 @@ class Scheduler:
         self.cluster = cluster
         self.elsewhere = 0  # samples of the batches of other nodes' jobs, as they told last
         self._pieces = cluster.pieces(opened.pieces)
-        self.budget = self._divided(self.ring)
+        self.budget = self._divide(self.ring)
         self.pool = _native.SharedPool(self.ring)
         self._used = 0  # bytes of the ring
         self.changed = threading.Condition()
@@ -88,7 +88,7 @@ class Scheduler:
         self._changed_at = 0.0  # when somebody came, left or told more last
         self._closing = False
 
-    def _divided(self, ring: int) -> Budget:
+    def _divide(self, ring: int) -> Budget:
         """The memory, where so much of it is for steps."""
         nbytes, scratch = self.opened.sample_nbytes, self.opened.scratch
         return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, reading_threads())
@@ -218,7 +218,7 @@ class Scheduler:
         if self._parts and self._used >= max(most, 2 * step) and not any(one.direct for one in self._parts):
             return
         if (wanted := ring_of(self.memory, most, step)) > self._used:
-            self._used, self.budget = wanted, self._divided(wanted)
+            self._used, self.budget = wanted, self._divide(wanted)
             self._parts = []
 
     # --- telling ----

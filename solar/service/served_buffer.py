@@ -38,7 +38,7 @@ class ServedBuffer(LoaderBuffer):
             )
         if service.lower().partition(":")[0] == "auto" != service.partition(":")[0]:
             raise PlanError(f"service={service!r}: did you mean {service.lower()!r}? Else a path begins with ./ or /")
-        if memory := _begun_with(service):
+        if memory := _begin_with(service):
             try:
                 size_of(memory, 0)
             except PlanError as error:
@@ -63,9 +63,9 @@ class ServedBuffer(LoaderBuffer):
                 self._end()
                 self._door = None
             if self._door is None:
-                self._door = self._found(source, order)
+                self._door = self._find(source, order)
             if self._door is not None:
-                if self._held_by_another(None):
+                if self._serve_held_by_other(None):
                     return None
                 self._nbytes_chosen, self._guessed = self._door.memory, order.guessed
                 left = None if self._epochs is None else max(0, self._epochs - sampler_state.epoch - 1)
@@ -73,13 +73,13 @@ class ServedBuffer(LoaderBuffer):
             self._nbytes_chosen = None
         return super().room(source, sampler_state, order, own, replaced)
 
-    def _found(self, source: SampleSource, order: Any) -> ServiceConnection | None:
+    def _find(self, source: SampleSource, order: Any) -> ServiceConnection | None:
         """Connects to the named service, or to one of this user; returns None and the reason if there is none."""
         if why := not_held(source, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
             return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
-        memory = _begun_with(self._service)
+        memory = _begin_with(self._service)
         named = None if memory or self._service == "auto" else service_sockets.named_service(self._service)
         files = sorted({one for layout in source.layouts() for one in (layout.asked or layout.paths)})
         first, owner = service_sockets.socket_of(files), None if named is None else named[1]
@@ -175,7 +175,7 @@ class ServedBuffer(LoaderBuffer):
         return {**super().__getstate__(), "_service": self._service}
 
 
-def _begun_with(service: str) -> str:
+def _begin_with(service: str) -> str:
     """The memory of a service that is begun where there is none: "auto:64GiB"."""
     return service.removeprefix("auto:") if service.startswith("auto:") else ""
 

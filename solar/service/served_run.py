@@ -49,7 +49,7 @@ class ServedRun:
         self.appended = self.released = 0
         self._door: ServiceConnection | None = door
         self._fields = door.fields
-        self._held = door.held
+        self._held_sizes = door.held
         self._epochs: list[ServedUses] = []
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
@@ -73,20 +73,20 @@ class ServedRun:
         """These batches come after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
-            left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
-            self._epochs = [*left, ServedUses(base, self._held.uses(scripts), scripts)]
+            left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needs_more()]
+            self._epochs = [*left, ServedUses(base, self._held_sizes.uses(scripts), scripts)]
             if self._guest is not None:
                 self._more(base, self._epochs[-1].uses)
             else:  # it joins when it is there: others would wait for it
                 self._refused = min(self._refused, base)
                 if base == self._next:  # and is wanted at once: it is read while the service is asked
                     with suppress(SolarError):  # whoever waits hears it when the thread meets it, too
-                        self._here[base], self._next = self._begun(base), base + 1
+                        self._here[base], self._next = self._begin(base), base + 1
             if self._thread is None:
                 self._thread = in_background(self._get)
             self._changed.notify_all()
 
-    def _needed(self) -> int:
+    def _needs_more(self) -> int:
         """Returns the first batch that is still to be fetched or assembled."""
         return min([self._next, *self._here])
 
@@ -123,7 +123,7 @@ class ServedRun:
             return
         starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
         most = max(int(one.sizes.max()) for one in wanted)
-        if self._held.cut:  # later batches may have more blocks
+        if self._held_sizes.cut:  # later batches may have more blocks
             most += most // MORE_BLOCKS
         found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
         try:
@@ -182,7 +182,7 @@ class ServedRun:
                 if number in self._unwanted:
                     self.released += 1
                 else:
-                    self._here[number] = found if found is not None else self._begun(number)
+                    self._here[number] = found if found is not None else self._begin(number)
                 self._changed.notify_all()
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
@@ -203,11 +203,11 @@ class ServedRun:
                     self._lost(ReadError(f"{self._door.path}: batches that did not come took {took:g} s"))
                 return None
             which, rows = self._uses(number)
-            each = [len(of) for _, of in self._held.by_field(which, rows)]
+            each = [len(of) for _, of in self._held_sizes.by_field(which, rows)]
             memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
-            word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
+            word = guest.copy(own, len(rows), memory, each if self._held_sizes.apart else ())
             if word == "gone":
-                self._left_behind(number)
+                self._raise_left_behind(number)
                 return None
             guest.has_made(own)
             if word != "here":
@@ -216,7 +216,7 @@ class ServedRun:
             self._lost(error)
             return None
         self._counts["served"] += 1
-        triples = zip(self._held.firsts, memory, each, strict=True)
+        triples = zip(self._held_sizes.firsts, memory, each, strict=True)
         return [one.from_bytes(of, samples) for one, of, samples in triples]
 
     def _stops(self, stopped: threading.Event) -> bool:
@@ -232,7 +232,7 @@ class ServedRun:
             self._lost(ReadError(f"{door.path}: the service has gone"))
         return there
 
-    def _left_behind(self, number: int) -> None:
+    def _raise_left_behind(self, number: int) -> None:
         """It reads this batch alone, and joins again. Where that comes over and over, it reads twice as many each time.
 
         Each join changes the plan of all. With the next pass that is forgotten.
@@ -270,9 +270,9 @@ class ServedRun:
         one = next(one for one in reversed(self._epochs) if one.base <= number)
         return batch_of_uses(one.uses, number - one.base)
 
-    def _begun(self, number: int) -> list[tuple[Rows, list[Pending]]]:
+    def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
         """The batch, as it begins to be read by this process."""
-        held, found = self._held, []
+        held, found = self._held_sizes, []
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
             out, pending = held.firsts[field].room(len(rows)), list[Pending]()
             for at in range(held.datasets):
@@ -309,7 +309,7 @@ class ServedRun:
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """The fields of this batch, of what is held of it."""
-        held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
+        held, one = self._held_sizes, next(one for one in reversed(self._epochs) if one.base <= number)
         if not held.cut:
             return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
         which, rows = batch_of_uses(one.batches, number - one.base)

@@ -190,7 +190,7 @@ class _Packer:
             return None
         while self._running.pop() is not module:
             pass
-        return self._looked(output) if not self._running and self._looks and output is not None else None
+        return self._look(output) if not self._running and self._looks and output is not None else None
 
     def _begin(self, model: nn.Module) -> None:
         if self._model is not None and self._choice is not None:
@@ -206,7 +206,7 @@ class _Packer:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"the model {type(model).__name__} has no layer {name!r}{hint}")
 
-    def _looked(self, output: Any) -> torch.Tensor | None:
+    def _look(self, output: Any) -> torch.Tensor | None:
         """The output of a step that is looked at; its gradient is, when it comes."""
         if not isinstance(output, torch.Tensor):
             raise ValueError(

@@ -85,10 +85,10 @@ class AsStored:
     def samples(self, rows: Array, chunks: Chunks) -> Array:
         """The samples of these chunks, in the order asked."""
         each = self._grid.chunk[0]
-        whole = {row: self._joined(row, arrays) for row, arrays in chunks.items()}
+        whole = {row: self._join(row, arrays) for row, arrays in chunks.items()}
         return np.stack([whole[int(one) // each][int(one) % each] for one in rows])
 
-    def _joined(self, row: int, arrays: list[Array]) -> Array:
+    def _join(self, row: int, arrays: list[Array]) -> Array:
         if self._grid.whole_rows:
             return arrays[0]
         joined = np.empty((self._grid.chunk[0], *self._grid.shape[1:]), self.part.dtype)
