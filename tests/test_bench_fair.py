@@ -199,14 +199,6 @@ def test_readme_has_both_peers_in_each_situation_one_tie_and_the_figures_of_reco
     assert situations.no_gain().count("\n- ") == 2
 
 
-def test_tables_of_pages_are_those_of_the_records(bench: Any) -> None:
-    report = bench("bench.report")
-    for (name, mark), text in report.of_docs().items():
-        page = (report.DOCS / name).read_text()
-        shown = page.partition(f"<!-- {mark} -->\n\n")[2].partition(f"\n\n<!-- end of {mark} -->")[0]
-        assert shown == text, f"{name}: `python -m bench.report --docs` changes what is between the marks {mark}"
-
-
 def test_pages_quote_quiet_whole_records_alone(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = bench("bench.records")
     monkeypatch.setattr(records, "RESULTS", tmp_path)
