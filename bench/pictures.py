@@ -304,7 +304,8 @@ def storages() -> str:
 
 def gains(found: Sequence[Gain], title: str) -> str:
     """A point for each: left of the line the other reader is faster, right of it solar is."""
-    left, wide, top, each, theme = 430, 300, 44, 17, LIGHT
+    left = 30 + round(5.8 * max(len(one[0]) for one in found))
+    wide, top, each, theme = 300, 44, 17, LIGHT
     scale, foot = Scale.of((one[2] for one in found), left, wide), top + each * len(found) + 6
     parts = [*scale.lines((0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), top, foot, theme)]
     parts.append(f'<path d="M{scale.at(1):.1f} {top}V{foot}" stroke="{theme.text}"/>')
@@ -358,11 +359,11 @@ def rates() -> str:
     return themed(left + wide + 80, foot + 48, "PyTorch + h5py and solar, by kind of file", theme, parts)
 
 
-def how() -> str:
+def how(theme: Theme) -> str:
     """What lies between a file and a batch: the shuffled order, a plan, long reads, memory, batches."""
-    theme, rng = LIGHT, np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     kept = sorted(rng.choice(32, 12, replace=False).tolist())
-    drawn, colour = rng.permutation(kept).tolist(), dict(zip(kept, shades(len(kept)), strict=True))
+    drawn, colour = rng.permutation(kept).tolist(), dict(zip(kept, shades(len(kept), theme), strict=True))
 
     def box(x: int, head: str, said: str) -> Iterator[str]:
         yield f'<rect x="{x}" y="44" width="300" height="48" rx="5" fill="none" stroke="#888888"/>'
@@ -391,9 +392,10 @@ def how() -> str:
     return themed(720, 306, "From a file to batches", theme, parts)
 
 
-def shades(count: int) -> list[str]:
+def shades(count: int, theme: Theme) -> list[str]:
     """From light to dark blue, so that the eye finds a sample again."""
-    steps = np.linspace((159, 205, 240), (12, 62, 104), count).astype(int).tolist()
+    darkest = (12, 62, 104) if theme is LIGHT else (36, 100, 156)
+    steps = np.linspace((159, 205, 240), darkest, count).astype(int).tolist()
     return ["#" + "".join(f"{part:02x}" for part in one) for one in steps]
 
 
@@ -485,7 +487,8 @@ PICTURES: dict[str, Callable[[], str]] = {"pictures/reads": reads, "pictures/liv
 PICTURES |= {"rates": rates}
 PICTURES |= {"pictures/faster": partial(faster, LIGHT), "pictures/faster-dark": partial(faster, DARK)}
 PICTURES |= {"pictures/storages": storages, "pictures/experts": experts}
-PICTURES |= {"pictures/formats": formats, "pictures/how": how}
+PICTURES |= {"pictures/how": partial(how, LIGHT), "pictures/how-dark": partial(how, DARK)}
+PICTURES |= {"pictures/formats": formats}
 PICTURES |= {"pictures/orders-trained": trained, "pictures/orders-windows": windows}
 PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}
 

@@ -91,8 +91,9 @@ def test_pictures_are_those_that_are_drawn_of_plans_and_of_what_is_recorded(tmp_
     shown = {path.relative_to(DOCS): path.read_text() for path in DOCS.rglob("*.svg")}
     assert drawn == shown, "run `python -m bench.pictures`"
     assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in drawn.values()), "well formed"
-    light, dark = (drawn[Path(f"pictures/{name}.svg")] for name in ("faster", "faster-dark"))
-    assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark) and light != dark
+    for name in ("faster", "how"):
+        light, dark = (drawn[Path(f"pictures/{name}{theme}.svg")] for theme in ("", "-dark"))
+        assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark) and light != dark
 
 
 @pytest.fixture
