@@ -20,10 +20,10 @@ def of_readers(found: Iterable[Record]) -> str:
     by = {(one["scene"], one["fraction"], one["peer"]): one for one in found if "median" in one}
     rows = (
         (titled(one), one["label"], rate(one["steady"]), "–" if is_part(one) else rate(one["median"]),
-         " ".join(f"{each:.2f}" for each in one.get("scans", ())), mebibytes(one["peak_rss"]), setting(one, " "))
+         " ".join(f"{each:.2f}" for each in one.get("scans", ())[:5]), mebibytes(one["peak_rss"]), setting(one, " "))
         for one in by.values()
     )  # fmt: skip
-    head = "scene|reader|later epochs, samples/s:|whole runs:|times that each epoch reads the data:|peak MiB:|setting"
+    head = "scene|reader|later epochs, samples/s:|whole runs:|scans of the first epochs:|peak MiB:|setting"
     return table(head, rows)
 
 
