@@ -194,18 +194,20 @@ def limits(found: list[Record]) -> str:
 
 
 def measured(found: Iterable[Record]) -> str:
-    """On what, and how."""
+    """On what, when, and how."""
     counted = [one for one in found if "median" in one]
+    if not counted:
+        return ""
+    days = sorted({one.get("made", "today")[:10] for one in counted})
+    runs = sorted({len(one["rates"]) for one in counted})
     loads = [one["load_before"] for one in counted if "load_before" in one]
     cold = ", ".join(sorted({one["cache_how"] for one in counted if "cache_how" in one}))
-    said = "".join(
-        f"{where(one)} Medians of {len(one['rates'])} whole runs in turns, {one.get('made', 'today')[:10]}."
-        for one in counted[:1]
-    )
-    return said + (
-        (f" Load average before it began: at most {max(loads):.1f}." if loads else "")
-        + (f" Cold: {cold} before each run." if cold else "")
-    )
+    return "".join((
+        f"{where(counted[0])} {' to '.join(dict.fromkeys((days[0], days[-1])))}; medians of ",
+        f"{' to '.join(dict.fromkeys((str(runs[0]), str(runs[-1]))))} whole run{'' if runs == [1] else 's'} in turns.",
+        f" Load average before it began: at most {max(loads):.1f}." if loads else "",
+        f" Cold: {cold} before each run." if cold else "",
+    ))  # fmt: skip
 
 
 def limit(peers_of: dict[str, Record]) -> Record | None:
