@@ -118,13 +118,16 @@ skipped: $(EXTRAS_MADE) $(VENV)/.alone
 	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
 	$(PYTEST) $(if $(ONE_IN),--one-in $(ONE_IN) --draw "$(DRAW)") @$(SKIPS)
 
-# The pages as a site in build/site; a link that leads nowhere fails it. And the records as one page, build/report.
+# The pages as a site in build/site; a link that leads nowhere fails it. And the records: as one page, build/report, and as
+# the tables and pictures of README and docs/.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 report: $(VENV)/.bench
 	$(BIN)/python -m bench.timeline
 	$(BIN)/python -m bench.report
+	$(BIN)/python -m bench.report --docs
+	$(BIN)/python -m bench.pictures
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:

@@ -21,6 +21,7 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,12 @@ def line(record: Record) -> str:
 
 def main() -> None:
     parser = records.arguments("bench.buffer", __doc__, "buffer", scenes=scenes(False), peers=PEERS)
+    parser.add_argument("--epochs", type=int, help="of whole runs, so that one on a slowed mount takes half a minute")
     asked = parser.parse_args()
     facts: Record = {"quick": asked.quick, "load_before": records.load(asked.load_before)}
     shown, chosen = list[Record](), []
     for scene in (scenes(asked.quick)[name] for name in asked.scenes or scenes(False)):
+        scene = replace(scene, epochs=asked.epochs or scene.epochs)
         wanted = [(fraction, peer) for fraction in scene.fractions
                   for peer in scene.peers_at(fraction) if peer in (asked.peers or PEERS)]  # fmt: skip
         there = [records.found(asked.out, scene=scene.name, peer=peer, fraction=fraction, quick=asked.quick)

@@ -1,41 +1,39 @@
-"""Tables of records of python -m bench.buffer; and the short one of it and of python -m bench, for README."""
+"""Tables of records of python -m bench.buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from bench.tables import (
-    Record,
-    by_scene,
-    contest,
-    mebibytes,
-    parted,
-    rate,
-    ratio,
-    setting,
-    shown_of,
-    table,
-    times,
-)  # fmt: skip
-
-TIE = 1.1  # times as fast as the best other: no more than that is a tie
-NONE = "Nothing was recorded yet on a quiet machine by today's rules: `python -m bench.matrix --record` does."
+from bench.tables import Record, mebibytes, pace, paces, parted, rate, setting, shown_of, table, times
 
 
 def buffered(found: Iterable[Record], titles: dict[Key, str] | None = None) -> str:
-    """A row for each reader of each scene, and before it the scenes, where we gain least first.
+    """The scenes, where we gain least first; then a row for each reader of each scene.
 
     `titles`: of all scenes and the shares of their data that fit into memory; those without a record say so.
     """
-    found = [one for one in found if "median" in one]
-    by = {(one["scene"], one["fraction"], one["peer"]): one for one in found}
+    return parted(of_experts(found, titles or {}), of_readers(found))
+
+
+def of_readers(found: Iterable[Record]) -> str:
+    """A row for each reader of each scene."""
+    by = {(one["scene"], one["fraction"], one["peer"]): one for one in found if "median" in one}
     rows = (
-        (f"{one['title']}, {one['fraction']:g}", one["label"], rate(one["median"]), rate(one["steady"]),
-         " ".join(f"{each:.2f}" for each in one.get("scans", ())), mebibytes(one["peak_rss"]), setting(one, " "))
+        (titled(one), one["label"], rate(one["steady"]), "–" if is_part(one) else rate(one["median"]),
+         " ".join(f"{each:.2f}" for each in one.get("scans", ())[:5]), mebibytes(one["peak_rss"]), setting(one, " "))
         for one in by.values()
     )  # fmt: skip
-    head = "scene, memory|reader|whole runs, samples/s:|epochs alone:|scans of each epoch:|peak MiB:|setting"
-    return parted(_gains(found, titles or {}), table(head, rows))
+    head = "scene|reader|later epochs, samples/s:|whole runs:|scans of the first epochs:|peak MiB:|setting"
+    return table(head, rows)
+
+
+def is_part(one: Record) -> bool:
+    """Whether a part of a run was timed, because all of it would have taken minutes."""
+    return bool(one.get("partly")) or ("ends" in one and len(one["ends"]) < one["epochs"])
+
+
+def titled(one: Record) -> str:
+    return f"{one['title']}, memory for {one['fraction']:.0%}"
 
 
 Key = tuple[str, float]  # a scene, and the share of its data that fits into memory
@@ -56,57 +54,48 @@ def contests(found: Iterable[Record]) -> dict[Key, Contest]:
         torch = [some["torch"] for (name, _), some in by.items() if name == scene and "torch" in some]
         of = {"torch": torch[0], **of} if torch else of
         best, solar = best_other(of), of.get("solar")
-        gain = solar["median"] / best["median"] if solar and best else float("inf")
-        made[scene, fraction] = (gain, f"{next(iter(of.values()))['title']}, {fraction:g}", of)
+        gain = solar["steady"] / best["steady"] if solar and best else float("inf")
+        made[scene, fraction] = (gain, titled({**next(iter(of.values())), "fraction": fraction}), of)
     return dict(sorted(made.items(), key=lambda pair: pair[1][0]))
 
 
 def best_other(of: dict[str, Record]) -> Record | None:
     found = [one for peer, one in of.items() if not peer.startswith("solar")]
-    return max(found, key=lambda one: one["median"], default=None)
+    return max(found, key=lambda one: one["steady"], default=None)
 
 
-def _gains(found: Iterable[Record], titles: dict[Key, str]) -> str:
-    made = contests(found)
-    rows = [
-        (title, best["label"] if (best := best_other(of)) else "–", shown_of(best), shown_of(of.get("solar")),
-         times(of.get("solar"), best), times(of.get("solar"), of.get("windowed")), shown_of(of.get("solar_known")),
-         times(of.get("solar_known"), best), times(of.get("solar_known"), of.get("windowed")))
-        for _, title, of in made.values()
-    ]  # fmt: skip
-    none = [(f"{title}, {key[1]:g}", "not recorded", *[""] * 7) for key, title in titles.items() if key not in made]
+def of_experts(found: Iterable[Record], titles: dict[Key, str]) -> str:
+    """Solar beside the best other reader in the same memory."""
+    made, rows = contests(found), []
+    for _, title, of in made.values():
+        best, solar, known = best_other(of), of.get("solar"), of.get("solar_known")
+        whole = [None if one is None or is_part(one) else one for one in (best, solar)]
+        rows.append((title, best["label"] if best else "–", *paces(best, solar), *[*paces(best, known)][1:],
+                     shown_of(whole[0]), shown_of(solar), times(solar, whole[0])))  # fmt: skip
     head = (
-        "scene, memory|best other reader|samples/s:|solar, shuffle=True:|×:|× windowed:|"
-        "solar, all orders known:|×:|× windowed:"
+        "scene|best other reader|later epochs, samples/s:|solar, shuffle=True:|×:|solar, all orders known:|×:|"
+        "whole runs:|solar's:|×:"
     )
-    return table(head, [*rows, *none])
+    return table(head, [*rows, *unrecorded(made, titles, 8)])
 
 
-def short(rated: list[Record], kept: list[Record], scenes: Sequence[str], memories: Sequence[Key]) -> str:
-    """Whole runs with solar's defaults, or with `buffer=` alone: all that lose or tie, then these, the least first."""
-    rows: list[tuple[float, tuple[object, ...]]] = []
-    for name, of in by_scene(rated).items():
-        if name in scenes or ratio(of) < TIE:
-            cells = [*contest(of)]
-            rows.append((ratio(of), (cells[0], *cells[1:5])))
-    for key, (gain, title, of) in contests(kept).items():
-        best, solar = best_other(of), of.get("solar")
-        if key in memories or gain < TIE:
-            label = best["label"] if best else "–"
-            rows.append(
-                (
-                    gain,
-                    (
-                        f"{title} of it in memory",
-                        label,
-                        shown_of(best),
-                        shown_of(solar),
-                        times(solar, best),
-                    ),
-                )
-            )
-    head = "data|best other reader|samples/s:|solar:|×:"
-    return table(head, (cells for _, cells in sorted(rows, key=lambda row: row[0]))) or NONE
+def of_people(found: Iterable[Record], titles: dict[Key, str]) -> str:
+    """Solar beside PyTorch with h5py and workers in the same memory."""
+    made, rows = contests(found), []
+    for _, title, of in made.values():
+        if "torch" in of and "solar" in of:
+            torch, solar = of["torch"], of["solar"]
+            cells = (title, setting(torch), *paces(torch, solar), f"{solar['first']:.1f}")
+            rows.append((pace(solar) / pace(torch), cells))
+    rows.sort(key=lambda row: row[0])
+    head = "scene|PyTorch + h5py|samples/s:|solar, later epochs:|×:|its first batch, s:"
+    return table(head, [*(cells for _, cells in rows), *unrecorded(made, titles, 4)])
+
+
+def unrecorded(made: Iterable[Key], titles: dict[Key, str], width: int) -> list[tuple[str, ...]]:
+    there = {*made}
+    named = {key: f"{title}, memory for {key[1]:.0%}" for key, title in titles.items() if key not in there}
+    return [(title, "not recorded", *[""] * width) for title in named.values()]
 
 
 def calibrated(found: Iterable[Record]) -> str:

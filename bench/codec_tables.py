@@ -6,27 +6,26 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from bench.tables import Record, parted, table, where
+from bench.tables import Record, folded, parted, table, where
 
 VERY_SMOOTH = {"smooth64", "femm_f64"}  # where interpolation over a whole field cannot be beaten by tiles
 SZ3 = ("SZ3 interp", "SZ3 Lorenzo")
 Cases = dict[tuple[str, float], dict[str, Record]]  # by set and bound the rows of the codecs
 
 
-def codec(found: Iterable[Record]) -> str:
-    """Of the last run, whose records were written together at its end."""
+def codec(found: Iterable[Record], hidden: bool = False) -> str:
+    """Of the last run, whose records were written together at its end. `hidden`: all sets behind their headings."""
     every = [one for one in found if "made" in one]
     made = [datetime.fromisoformat(one["made"]) for one in every]
     last = [one for one, at in zip(every, made, strict=True) if made[-1] - at < timedelta(minutes=1)]
     rows = [one for one in last if "ratio" in one]
-    return parted(
-        where(every[-1]),
-        summary(rows, [one for one in last if "two_decoders" in one]),
-        "Each set with each bound: the ratio, and GB/s of decoding on one core.",
-        _each_set([row for row in rows if row["bound"]]),
-        "Lossless, of whole numbers:",
-        _each_set([row for row in rows if not row["bound"]]),
-    )
+    bounded, lossless = ([row for row in rows if bool(row["bound"]) is bound] for bound in (True, False))
+    sets = {
+        "Each set with each bound: the ratio, and GB/s of decoding on one core": _each_set(bounded),
+        "Lossless, of whole numbers": _each_set(lossless),
+    }
+    shown = (folded(head, text) if hidden else parted(f"{head}:", text) for head, text in sets.items())
+    return parted(where(every[-1]), summary(rows, [one for one in last if "two_decoders" in one]), *shown)
 
 
 def summary(rows: Iterable[Record], scaling: Iterable[Record]) -> str:

@@ -143,8 +143,9 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, default=EPOCHS, help="two or more; those after the second are printed, too"
     )
+    parser.add_argument("--load-before", type=float, help="load average before a run of which this is a part")
     asked = parser.parse_args()
-    load = records.load()
+    load = records.load(asked.load_before)
     with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if not (folder / BUCKET).exists():

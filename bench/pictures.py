@@ -10,14 +10,16 @@ from __future__ import annotations
 import html
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from bench import orders_tables, records, tables
+from bench import buffer_tables, orders_tables, records, shapes_tables, situations, tables
 from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
+from bench.situations import Situation, times
 from solar.cli.compare import POLICY_NAMES
 from solar.planning import policies
 from solar.planning.job import predicted
@@ -194,36 +196,207 @@ def memory() -> str:
     return _svg(left + wide + 48, top + high + 50, title, parts)
 
 
+# --- what was recorded ----
+
+
+class Theme(NamedTuple):
+    """Colours of a picture that has a light and a dark variant."""
+
+    ground: str
+    text: str
+    grid: str
+    readers: tuple[str, str, str]  # people, expert, solar
+
+
+LIGHT = Theme("#ffffff", "#333333", "#e2e2e2", ("#6b7480", "#b4591f", "#1668a8"))
+DARK = Theme("#0d1117", "#d5dbe2", "#30363d", ("#8d97a3", "#f0955c", "#62b0f0"))
+READERS = ("PyTorch + h5py, workers", "the best without solar", "solar")
+LATER = "samples a second, later epochs"
+Gain = tuple[str, str, float]  # what was read, beside whom, and how many times as fast solar is
+
+
+def themed(wide: int, high: int, title: str, theme: Theme, parts: Iterable[str]) -> str:
+    """A picture without a style sheet, so that whatever draws it draws it alike."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" role="img">'
+    text = f'<g font-family="system-ui,sans-serif" font-size="13" fill="{theme.text}">'
+    ground = f'<rect width="{wide}" height="{high}" rx="6" fill="{theme.ground}"/>'
+    headed = words(16, 26, title, size=16, weight=600)
+    named = f"<title>{html.escape(title)}</title>"
+    return "\n".join((head, named, ground, text, headed, *parts, "</g>", "</svg>\n"))
+
+
+def words(x: float, y: float, said: str, anchor: str = "", size: int = 0, weight: int = 0) -> str:
+    how = f' text-anchor="{anchor}"' if anchor else ""
+    how += f' font-size="{size}"' if size else ""
+    how += f' font-weight="{weight}"' if weight else ""
+    return f'<text x="{x:.1f}" y="{y}"{how}>{html.escape(said)}</text>'
+
+
+def legend(left: int, entries: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A square of each colour, and what it stands for."""
+    for place, (colour, said) in enumerate(entries):
+        x = left + 190 * place
+        yield f'<rect x="{x}" y="38" width="13" height="13" fill="{colour}"/>'
+        yield words(x + 19, 49, said)
+
+
+class Scale(NamedTuple):
+    """A logarithmic axis, from the power of ten below the least value."""
+
+    least: float
+    most: float
+    left: int
+    wide: int
+
+    @classmethod
+    def of(cls, values: Iterable[float], left: int, wide: int) -> Scale:
+        found = [*values]
+        return cls(10.0 ** math.floor(math.log10(min(found))), max(found), left, wide)
+
+    def at(self, value: float) -> float:
+        return self.left + self.wide * math.log(value / self.least) / math.log(self.most / self.least)
+
+    def lines(self, values: Iterable[float], top: float, foot: float, theme: Theme) -> Iterator[str]:
+        for value in values:
+            if self.least <= value <= self.most:
+                yield f'<path d="M{self.at(value):.1f} {top}V{foot}" stroke="{theme.grid}"/>'
+                yield words(self.at(value), foot + 18, f"{value:,g}", anchor="middle", size=12)
+
+    def bar(self, value: float, y: float, thick: int, colour: str, said: str) -> Iterator[str]:
+        long = self.at(value) - self.left
+        yield f'<rect x="{self.left}" y="{y}" width="{long:.1f}" height="{thick}" fill="{colour}"/>'
+        yield words(self.left + long + 6, y + thick - 3, said, size=12)
+
+
+POWERS = (1, 10, 100, 1_000, 10_000, 100_000)
+
+
+def bars(found: Sequence[Situation], title: str, theme: Theme) -> str:
+    """Three bars for each situation: what people run, the best without solar, solar."""
+    top, each, thick = 66, 80, 15
+    scale = Scale.of((reading.rate for one in found for reading in one[1:4]), 22, 560)
+    foot, right = top + each * len(found), scale.left + scale.wide
+    parts = [*legend(16, zip(theme.readers, READERS, strict=True)), *scale.lines(POWERS, top, foot, theme)]
+    for place, one in enumerate(found):
+        y = top + each * place + 20
+        gained = " and ".join(times(one.solar.rate, other.rate) for other in one[1:3]) + " as fast"
+        parts.append(words(16, y, one.title, weight=600))
+        said_of = (one.people.label if one.note else "", one.expert.label, gained)
+        for line, (reading, more) in enumerate(zip(one[1:4], said_of, strict=True)):
+            said = f"{tables.rate(reading.rate)}  {more}"
+            parts += scale.bar(reading.rate, y + 7 + line * (thick + 1), thick, theme.readers[line], said)
+    parts.append(words(right, foot + 36, LATER, anchor="end", size=12))
+    return themed(right + 200, foot + 48, title, theme, parts)
+
+
+def faster(theme: Theme) -> str:
+    """Five situations of README."""
+    found = situations.of_readme()
+    return bars([found[place] for place in situations.DRAWN], "Samples a second in five situations", theme)
+
+
+def storages() -> str:
+    """Three storages, samples of three sizes, memory for a quarter of the data."""
+    names = [f"{storage}_{size}" for storage in ("disks", "flash", "nvme") for size in ("64kb", "3mb", "17mb")]
+    found = [situations.of_buffer(name, 0.25) for name in names]
+    return bars(found, "Three storages, samples of three sizes", LIGHT)
+
+
+def gains(found: Sequence[Gain], title: str) -> str:
+    """A point for each: left of the line the other reader is faster, right of it solar is."""
+    left = 30 + round(5.8 * max(len(one[0]) for one in found))
+    wide, top, each, theme = 300, 44, 17, LIGHT
+    scale, foot = Scale.of((one[2] for one in found), left, wide), top + each * len(found) + 6
+    parts = [*scale.lines((0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), top, foot, theme)]
+    parts.append(f'<path d="M{scale.at(1):.1f} {top}V{foot}" stroke="{theme.text}"/>')
+    for place, (what, whom, gain) in enumerate(found):
+        y, colour = top + each * place + 12, theme.readers[2 if gain >= 1 else 1]
+        begin, end = sorted((scale.at(1), scale.at(gain)))
+        parts.append(words(left - 10, y, what, anchor="end", size=12))
+        parts.append(f'<path d="M{begin:.1f} {y - 4}H{end:.1f}" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{scale.at(gain):.1f}" cy="{y - 4}" r="4.5" fill="{colour}"/>')
+        parts.append(words(left + wide + 14, y, f"{gain:.1f} × {whom}", size=12))
+    parts.append(words(left + wide, foot + 36, "times as fast, later epochs", anchor="end", size=12))
+    return themed(left + wide + 210, foot + 48, title, theme, parts)
+
+
+def experts() -> str:
+    """Solar beside the best other reader in every scene of files and of memory."""
+    found = list[Gain]()
+    for of in tables.by_scene(records.quoted("rates")).values():
+        others = tables.others(of)
+        if others and "solar_loader" in of:
+            one_epoch = ", one epoch" if others[0]["epochs"] == 1 else ""
+            found.append((of["solar_loader"]["title"] + one_epoch, others[0]["label"], tables.ratio(of)))
+    for gain, title, of in buffer_tables.contests(records.quoted("buffer")).values():
+        best = buffer_tables.best_other(of)
+        if best and "solar" in of:
+            found.append((title, best["label"], gain))
+    return gains(sorted(found, key=lambda one: one[2]), "Solar beside the best reader without it")
+
+
+def formats() -> str:
+    """Solar over HDF5 beside the formats and loaders that people leave h5py for."""
+    return gains(shapes_tables.beside_formats(records.quoted("shapes")), "Solar over HDF5 beside other formats")
+
+
 def rates() -> str:
-    """Samples per second of PyTorch with h5py, of solar, and the limit, for each scene: epochs after the first."""
-    recorded = tables.by_scene(records.read(ROOT / "bench" / "results" / "rates.jsonl"))
-    scenes = [found for found in recorded.values() if {"solar_loader", "torch_h5py"} <= found.keys()]
-    left, top, wide, high, decades = 270, 44, 480, 38, range(2, 6)  # powers of ten
+    """Samples per second of PyTorch with h5py and of solar, for each kind of file that was read more than once."""
+    recorded = tables.by_scene(records.quoted("rates")).values()
+    scenes = [of for of in recorded if {"solar_loader", "torch_h5py"} <= of.keys() and of["solar_loader"]["epochs"] > 1]
+    scenes.sort(key=lambda of: of["solar_loader"]["steady"] / of["torch_h5py"]["steady"])
+    left, wide, top, high, theme, peers = 320, 400, 62, 36, LIGHT, ("torch_h5py", "solar_loader")
+    scale = Scale.of((of[peer]["steady"] for of in scenes for peer in peers), left, wide)
+    colours, foot = (theme.readers[0], theme.readers[2]), top + high * len(scenes)
+    parts = [*legend(left, zip(colours, READERS[::2], strict=True)), *scale.lines(POWERS, top, foot, theme)]
+    for place, of in enumerate(scenes):
+        y = top + high * place + 4
+        parts.append(words(left - 10, y + 18, of["solar_loader"]["title"], anchor="end", size=12))
+        for line, (peer, colour) in enumerate(zip(peers, colours, strict=True)):
+            value = of[peer]["steady"]
+            parts += scale.bar(value, y + 14 * line, 13, colour, tables.rate(value))
+    parts.append(words(left + wide, foot + 36, LATER, anchor="end", size=12))
+    return themed(left + wide + 80, foot + 48, "PyTorch + h5py and solar, by kind of file", theme, parts)
 
-    def at(value: float) -> float:
-        return left + wide * (math.log10(value) - decades[0]) / (decades[-1] - decades[0] + 0.6)
 
-    parts = [*_axes(left, top, wide, high * len(scenes), "", "samples per second")]
-    for power in decades:
-        x, foot = at(10**power), top + high * len(scenes)
-        parts.append(f'<path class="g" d="M{x:.1f} {top}V{foot}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{foot + 16}" text-anchor="middle">{10**power:,}</text>')
-    readers = (("torch_h5py", "torch", "PyTorch + h5py at its best"), ("solar_loader", "solar", "solar"))
-    for place, found in enumerate(scenes):
-        y, limit = top + high * place + 5, tables.limit(found)
-        parts.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{found["solar_loader"]["title"]}</text>')
-        for shift, (peer, colour, _) in enumerate(readers):
-            long = at(found[peer]["steady"]) - left
-            parts.append(
-                f'<path d="M{left} {y + 7 + 14 * shift}h{long:.1f}" stroke="{COLOURS[colour]}" stroke-width="13"/>'
-            )
-        parts += [f'<path d="M{at(limit["median"]):.1f} {y - 2}v32" stroke="#222" stroke-width="2"/>'] if limit else []
-    for x, (_, colour, label) in zip((20, 270), readers, strict=True):
-        parts.append(f'<rect x="{x}" y="14" width="14" height="12" fill="{COLOURS[colour]}"/>')
-        parts.append(f'<text x="{x + 20}" y="25">{label}</text>')
-    parts.append('<path d="M350 12v16" stroke="#222" stroke-width="2"/>')
-    parts.append('<text x="360" y="25">limit: pread, or the decoders alone</text>')
-    return _svg(left + wide + 30, top + high * len(scenes) + 50, "Samples per second of each loader", parts)
+def how(theme: Theme) -> str:
+    """What lies between a file and a batch: the shuffled order, a plan, long reads, memory, batches."""
+    rng = np.random.default_rng(3)
+    kept = sorted(rng.choice(32, 12, replace=False).tolist())
+    drawn, colour = rng.permutation(kept).tolist(), dict(zip(kept, shades(len(kept), theme), strict=True))
+
+    def box(x: int, head: str, said: str) -> Iterator[str]:
+        yield f'<rect x="{x}" y="44" width="300" height="48" rx="5" fill="none" stroke="#888888"/>'
+        yield from (words(x + 12, 64, head, weight=600), words(x + 12, 82, said, size=12))
+
+    def arrow(x: int, y: int, wide: int, high: int) -> str:
+        tip = f"M{x + wide} {y + high}l" + ("-8 -4v8z" if wide else "-4 -8h8z")
+        return f'<path d="M{x} {y}h{wide}v{high}" stroke="#888888"/><path d="{tip}" fill="#888888"/>'
+
+    def cell(x: float, y: int, sample: int) -> str:
+        return f'<rect x="{x:.1f}" y="{y}" width="19" height="20" fill="{colour.get(sample, theme.grid)}"/>'
+
+    parts = [
+        *box(16, "the shuffled order of all epochs", "as PyTorch draws it, from the same random state"),
+        *box(404, "the plan", "what to read, keep and drop at each step"),
+        arrow(316, 68, 88, 0), words(16, 132, "HDF5 file", weight=600), arrow(554, 92, 0, 44),
+        words(564, 120, "few long reads, in file order", size=12),
+        *(cell(16 + 21.5 * sample, 142, sample) for sample in range(32)),
+        arrow(180, 168, 0, 32), words(192, 190, "native threads read and decode", size=12),
+        words(16, 220, "memory", weight=600), *(cell(90 + 21.5 * at, 206, one) for at, one in enumerate(kept)),
+        arrow(180, 232, 0, 32), words(192, 254, "handed out in the shuffled order", size=12),
+        words(16, 284, "batches", weight=600),
+        *(cell(90 + 21.5 * at + 14 * (at // 4), 270, one) for at, one in enumerate(drawn)),
+        words(404, 284, "the same samples, order and values as PyTorch’s", size=12),
+    ]  # fmt: skip
+    return themed(720, 306, "From a file to batches", theme, parts)
+
+
+def shades(count: int, theme: Theme) -> list[str]:
+    """From light to dark blue, so that the eye finds a sample again."""
+    darkest = (12, 62, 104) if theme is LIGHT else (36, 100, 156)
+    steps = np.linspace((159, 205, 240), darkest, count).astype(int).tolist()
+    return ["#" + "".join(f"{part:02x}" for part in one) for one in steps]
 
 
 ORDER_COLOURS = {
@@ -310,7 +483,12 @@ def _svg(wide: int, high: int, title: str, parts: Iterable[str], style: str = ST
     return "\n".join((head, f"<title>{html.escape(title)}</title>", style + ground, *parts, "</svg>\n"))
 
 
-PICTURES = {"pictures/reads": reads, "pictures/lives": lives, "pictures/memory": memory, "rates": rates}
+PICTURES: dict[str, Callable[[], str]] = {"pictures/reads": reads, "pictures/lives": lives, "pictures/memory": memory}
+PICTURES |= {"rates": rates}
+PICTURES |= {"pictures/faster": partial(faster, LIGHT), "pictures/faster-dark": partial(faster, DARK)}
+PICTURES |= {"pictures/storages": storages, "pictures/experts": experts}
+PICTURES |= {"pictures/how": partial(how, LIGHT), "pictures/how-dark": partial(how, DARK)}
+PICTURES |= {"pictures/formats": formats}
 PICTURES |= {"pictures/orders-trained": trained, "pictures/orders-windows": windows}
 PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}
 

@@ -24,6 +24,12 @@ def read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def quoted(name: str) -> list[Record]:
+    """What the pages may say: whole, not a quick look, and of a machine that was quiet before."""
+    found = read(RESULTS / f"{name}.jsonl")
+    return [one for one in found if not one.get("quick") and one.get("load_before", QUIET) < QUIET]
+
+
 def append(path: Path, record: Record) -> None:
     """Adds a line, with the time."""
     path.parent.mkdir(parents=True, exist_ok=True)

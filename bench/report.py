@@ -26,21 +26,16 @@ from bench import (
     serve_nodes,
     shapes_data,
     shapes_tables,
+    situations,
     tables,
     training,
     utilisation,
 )
 from bench.scenes import all_scenes
-from bench.tables import Record, parted, table
+from bench.tables import Record, folded, parted, table
 
 ROOT = Path(__file__).parent.parent
-README_RATES = (
-    "contiguous_64k", "contiguous_3m", "chunk1_deflate", "chunk16_plain", "chunk64_deflate", "auto_gzip", "codec_64k",
-    "cold_64k", "virtual_64k",
-)  # fmt: skip
-README_BUFFER = (("slowed", 0.5), ("slowed", 0.25), ("slowed", 0.1), ("disks_3mb", 0.25), ("flash_64kb", 0.25),
-                 ("nvme_17mb", 0.25), ("auto_gzip", 0.25))  # fmt: skip
-RESULTS, BUILD, DOCS = ROOT / "bench" / "results", ROOT / "build", ROOT / "docs"
+RESULTS, BUILD, DOCS = records.RESULTS, ROOT / "build", ROOT / "docs"
 
 
 def buffered(found: list[Record]) -> str:
@@ -108,20 +103,43 @@ def losses(curves: Iterable[Path]) -> str:
 # --- what stands in docs/ ----
 
 
-def quoted(name: str) -> list[Record]:
-    """What the pages may say: whole, not a quick look, and of a machine that was quiet before."""
-    found = records.read(RESULTS / f"{name}.jsonl")
-    return [one for one in found if not one.get("quick") and one.get("load_before", records.QUIET) < records.QUIET]
+def people() -> str:
+    """Solar beside PyTorch with h5py and workers, in every scene of files and of memory."""
+    rated, kept = records.quoted("rates"), records.quoted("buffer")
+    return parted(
+        tables.measured(rated),
+        folded("Files of every kind, from the page cache and cold", tables.rates_of_people(rated, scenes_of_rates())),
+        folded("Memory for a part of the data", buffer_tables.of_people(kept, scenes_of_buffer())),
+    )
 
 
-def rates() -> str:
-    return tables.rates(quoted("rates"), {name: scene.title for name, scene in all_scenes().items()})
+def experts() -> str:
+    """Solar beside the best others there, and every reader."""
+    rated, kept = records.quoted("rates"), records.quoted("buffer")
+    every = tables.peers(tables.by_scene(rated).values())
+    return parted(
+        folded("Files of every kind, from the page cache and cold", tables.rates_of_experts(rated, scenes_of_rates())),
+        folded("Memory for a part of the data", buffer_tables.of_experts(kept, scenes_of_buffer())),
+        folded("Every reader of files of every kind, with the setting that was best", every),
+        folded("Every reader with memory for a part of the data", buffer_tables.of_readers(kept)),
+        tables.not_counted(rated),
+    )
 
 
-def buffer() -> str:
-    titles = {(one.name, share): one.title for one in buffer_scenes.scenes(False).values() for share in one.fractions}
-    found = quoted("buffer")
-    return parted(buffer_tables.calibrated(found), buffer_tables.buffered(found, titles))
+def limits() -> str:
+    """What the machine and the slowed mounts allow."""
+    return parted(
+        folded("Solar beside the limit of each scene", tables.limits(records.quoted("rates"))),
+        folded("What plain reads of the slowed mounts give", buffer_tables.calibrated(records.quoted("buffer"))),
+    )
+
+
+def scenes_of_rates() -> dict[str, str]:
+    return {name: scene.title for name, scene in all_scenes().items()}
+
+
+def scenes_of_buffer() -> dict[buffer_tables.Key, str]:
+    return {(one.name, share): one.title for one in buffer_scenes.scenes(False).values() for share in one.fractions}
 
 
 def shapes() -> str:
@@ -129,39 +147,38 @@ def shapes() -> str:
         (one.name, variant): shapes_tables.named({"title": one.title, "what": one.what(variant)})
         for one in shapes_data.scenes().values() for variant in one.variants
     }  # fmt: skip
-    return shapes_tables.shapes(quoted("shapes"), titles)
+    return shapes_tables.shapes(records.quoted("shapes"), titles, hidden=True)
 
 
 def utilised() -> str:
     """A row for each scene, of PyTorch and of solar."""
     titles = [(name, peer) for name in utilisation.SCENES for peer in ("torch", "solar")]
-    return tables.utilisation(quoted("utilisation"), titles)
-
-
-def first() -> str:
-    """For README: where we lose or tie, then some scenes of each kind, by the same records."""
-    return buffer_tables.short(quoted("rates"), quoted("buffer"), README_RATES, README_BUFFER)
+    return tables.utilisation(records.quoted("utilisation"), titles)
 
 
 def of_docs() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that stand there."""
+    shown = situations.of_readme()
     every = [(scene, peer) for scene in accelerators.LOADS for peer in accelerators.PEERS]
     return {
-        ("../README.md", "figures"): first(),
-        ("benchmarks.md", "first"): first(),
-        ("benchmarks.md", "rates"): rates(),
-        ("benchmarks.md", "buffer"): buffer(),
+        ("../README.md", "helps"): situations.compared(shown),
+        ("../README.md", "no_gain"): situations.no_gain(),
+        ("benchmarks.md", "situations"): situations.compared(shown),
+        ("benchmarks.md", "people"): people(),
+        ("benchmarks.md", "experts"): experts(),
+        ("benchmarks.md", "limits"): limits(),
+        ("benchmarks.md", "loader"): tables.loader_costs(records.read(RESULTS / "loader.jsonl")),
         ("benchmarks.md", "shapes"): shapes(),
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
-        ("benchmarks.md", "accelerators"): accelerators.accelerators(quoted("accelerators"), every),
-        ("recipes.md", "recipes"): recipes.recipes(quoted("recipes"), recipes.RECIPES),
+        ("benchmarks.md", "accelerators"): accelerators.accelerators(records.quoted("accelerators"), every),
+        ("recipes.md", "recipes"): recipes.recipes(records.quoted("recipes"), recipes.RECIPES),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
-        ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
+        ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl"), hidden=True),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
-        ("serving.md", "serve"): tables.serve(quoted("serve")),
-        ("serving.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
-        ("training.md", "training"): training.measured(quoted("training")),
+        ("serving.md", "serve"): tables.serve(records.quoted("serve")),
+        ("serving.md", "serve_nodes"): serve_nodes.table(records.quoted("serve_nodes")),
+        ("training.md", "training"): training.measured(records.quoted("training")),
         ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
         ("orders.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
         ("orders.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),

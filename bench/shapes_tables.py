@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench.tables import Record, mebibytes, newest, not_counted, parted, rate, setting, table, where
+from bench.tables import Record, folded, mebibytes, newest, not_counted, parted, rate, setting, table, where
 
+FORMATS = ("lance", "b2nd", "zarr", "anndata", "scdataset", "annbatch")  # those that people leave h5py for
+FRAMES = {"every 1": "every frame", "every 2": "every second frame"}  # of clips
 OWN_ORDER = ("scdataset_blocks", "annbatch_blocks")  # no exact shuffle: shown, but never the best other reader
 HEAD = (
     "samples|memory|best other reader, epochs after the first|samples/s:|solar:|×:|first epoch, best other:|solar:|×:|"
@@ -15,26 +17,62 @@ HEAD = (
 Key = tuple[str, int]  # scene, variant
 
 
-def shapes(found: Iterable[Record], titles: dict[Key, str] | None = None) -> str:
+def shapes(found: Iterable[Record], titles: dict[Key, str] | None = None, hidden: bool = False) -> str:
     """solar beside the best others, where it loses first; all readers; formats; who did not run.
 
-    `titles`: of all scenes and variants; those without a record are rows that say so.
+    `titles`: of all scenes and variants; those without a record are rows that say so. `hidden`: behind their headings.
     """
     found = [*found]
-    by: dict[Key, list[Record]] = {}
-    for one in newest(found, "scene", "variant", "peer", "share"):
-        if "later" in one:
-            by.setdefault((one["scene"], one["variant"]), []).append(one)
+    by = by_variant(found)
     rows = sorted((row for of in by.values() for row in contests(of)), key=lambda row: row[0])
     none = [(title, "", "not recorded", *[""] * 8) for key, title in (titles or {}).items() if key not in by]
     said = table(HEAD, [*(cells for _, cells in rows), *none])
     once = {(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}
     on = [where(one) for one in found if "machine" in one][-1:]
-    return parted(*on, said, readers(by), formats(by), not_counted(once.values()))
+    fold = folded if hidden else lambda _, text: text
+    return parted(
+        *on,
+        fold("Solar beside the best other reader", said),
+        fold("Every reader", readers(by)),
+        fold("What each format takes on the disk, and how long the conversion took", formats(by)),
+        not_counted(once.values()),
+    )
 
 
 def named(one: Record) -> str:
-    return ", ".join(part for part in (one["title"], one["what"]) if part)
+    return ", ".join(part for part in (one["title"], FRAMES.get(one["what"], one["what"])) if part)
+
+
+def others(of: Iterable[Record]) -> list[Record]:
+    """Those that hand out an exact shuffle of the same samples, as solar does."""
+    return [one for one in of if one["peer"] not in ("solar", "limit", *OWN_ORDER)]
+
+
+def by_variant(found: Iterable[Record]) -> dict[Key, list[Record]]:
+    """For each scene and variant the newest record of each reader with each memory."""
+    by: dict[Key, list[Record]] = {}
+    for one in newest(found, "scene", "variant", "peer", "share"):
+        if "later" in one:
+            by.setdefault((one["scene"], one["variant"]), []).append(one)
+    return by
+
+
+def beside_formats(found: Iterable[Record]) -> list[tuple[str, str, float]]:
+    """Where another format was read, too: the samples and the memory, the best of the formats, and solar's gain on it.
+
+    Where solar chooses its memory, so do the others. Memory for all the data is left out: formats keep nothing in it,
+    and a copy in RAM, which does, is none.
+    """
+    made = []
+    for of in by_variant(found).values():
+        for ours in (one for one in of if one["peer"] == "solar" and one["share"] != 1):
+            share = ours["share"]
+            beside = [one for one in others(of) if one["peer"] in FORMATS and (share is None or one["share"] <= share)]
+            if beside:
+                best = max(beside, key=lambda one: one["later"])
+                memory = "as each likes" if share is None else f"for {share:.0%}"
+                made.append((f"{named(ours)}, memory {memory}", best["label"], ours["later"] / best["later"]))
+    return sorted(made, key=lambda one: one[2])
 
 
 def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
@@ -45,12 +83,9 @@ def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
     limits = [one["later"] for one in of if one["peer"] == "limit"]
     for ours in (one for one in of if one["peer"] == "solar"):
         share = ours["share"]
-        others = [
-            one for one in of
-            if one["peer"] not in ("solar", "limit", *OWN_ORDER) and (share is None or one["share"] <= share)
-        ]  # fmt: skip
-        later = max(others, key=lambda one: one["later"], default=None)
-        first = max(others, key=lambda one: one["first"], default=None)
+        found = [one for one in others(of) if share is None or one["share"] <= share]
+        later = max(found, key=lambda one: one["later"], default=None)
+        first = max(found, key=lambda one: one["first"], default=None)
         times = ours["later"] / later["later"] if later else float("inf")
         memory = "as each likes" if share is None else f"{share:g}"
         yield times, (

@@ -36,6 +36,11 @@ def parted(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def folded(summary: str, text: str) -> str:
+    """What a page shows when its reader asks for it."""
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>' if text else ""
+
+
 def newest(found: Iterable[Record], *keys: str) -> list[Record]:
     """Of records in which these are the same, the last one that did not fail."""
     return [*{tuple(one[key] for key in keys): one for one in found if "failed" not in one}.values()]
@@ -101,55 +106,108 @@ def by_scene(found: Iterable[Record]) -> dict[str, dict[str, Record]]:
 
 
 def rates(found: list[Record], titles: dict[str, str] | None = None) -> str:
-    """Whole runs of solar beside the best of others, where it loses first; every peer; and who was not counted.
+    """Epochs of solar beside those of the best others; every peer; and who was not counted."""
+    return parted(measured(found), rates_of_experts(found, titles), peers(by_scene(found).values()), not_counted(found))
+
+
+def rates_of_experts(found: list[Record], titles: dict[str, str] | None = None) -> str:
+    """Solar beside the best of others, where it loses first.
 
     `titles`: of all scenes; those without a record are rows that say so.
     """
-    scenes = by_scene(found)
-    rows = [([*contest(peers_of)], ratio(peers_of)) for peers_of in scenes.values()]
-    rows = sorted(rows, key=lambda pair: pair[1])
-    none = [[title, "not recorded", *[""] * 8] for name, title in (titles or {}).items() if name not in scenes]
-    head = "scene|best other reader|samples/s:|solar:|×:|its epochs alone:|solar's:|×:|limit:|solar's, of it:"
-    said = table(head, [*(cells for cells, _ in rows), *none])
-    return parted(measured(found), said, peers(scenes.values()), not_counted(found))
+    head = "scene|best other reader|later epochs, samples/s:|solar:|×:|whole runs:|solar's:|×:"
+    return table(head, scene_rows(by_scene(found), titles or {}, contest, ratio))
 
 
-def others(peers_of: dict[str, Record]) -> list[Record]:
+def rates_of_people(found: list[Record], titles: dict[str, str] | None = None) -> str:
+    """Solar beside PyTorch with h5py and workers, where it gains least first."""
+    head = "scene|PyTorch + h5py|later epochs, samples/s:|solar:|×:|first batch, s:|solar's:|whole runs:|solar's:|×:"
+    scenes = {name: of for name, of in by_scene(found).items() if {"torch_h5py", "solar_loader"} <= of.keys()}
+
+    def cells(of: dict[str, Record]) -> Iterator[object]:
+        torch, solar = of["torch_h5py"], of["solar_loader"]
+        yield from (torch["title"], setting(torch), *paces(torch, solar))
+        yield from (f"{one['start']:.1f}" for one in (torch, solar))
+        yield from (shown_of(torch), shown_of(solar), times(solar, torch))
+
+    def gain(of: dict[str, Record]) -> float:
+        return pace(of["solar_loader"]) / pace(of["torch_h5py"])
+
+    return table(head, scene_rows(scenes, titles or {}, cells, gain))
+
+
+Peers = dict[str, Record]  # of one scene, by their names
+
+
+def scene_rows(
+    scenes: dict[str, Peers], titles: dict[str, str],
+    cells: Callable[[Peers], Iterator[object]], gain: Callable[[Peers], float],
+) -> list[list[object]]:  # fmt: skip
+    """A row for each scene, where solar gains least first; then those without a record."""
+    rows = [[*cells(of)] for of in sorted(scenes.values(), key=gain)]
+    width = len(rows[0]) - 2 if rows else 0
+    return rows + [[title, "not recorded", *[""] * width] for name, title in titles.items() if name not in scenes]
+
+
+def pace(record: Record) -> float:
+    """Samples a second of the epochs after the first; of a run of one epoch, of that one with all that it needs."""
+    return float(record["steady"] if "steady" in record and record.get("epochs", 2) > 1 else record["median"])
+
+
+def paces(other: Record | None, solar: Record | None) -> Iterator[str]:
+    """Theirs, solar's, and how many times that is; in brackets those of whole runs of a single epoch."""
+    for one in (other, solar):
+        yield "–" if one is None else rate(pace(one)) if one.get("epochs", 2) > 1 else f"({rate(pace(one))})"
+    yield f"{pace(solar) / pace(other):.1f}" if solar and other else "–"
+
+
+def others(peers_of: Peers) -> list[Record]:
     """Those that are neither ours nor limits, the fastest first."""
     found = [one for peer, one in peers_of.items() if peer not in (*OURS, *LIMITS)]
-    return sorted(found, key=lambda one: -one["median"])
+    return sorted(found, key=lambda one: -pace(one))
 
 
-def ratio(peers_of: dict[str, Record]) -> float:
-    """Of whole runs, with solar's defaults; a scene that cannot be compared comes last."""
+def ratio(peers_of: Peers) -> float:
+    """Of later epochs, with solar's defaults; a scene that cannot be compared comes last."""
     best, solar = others(peers_of), peers_of.get("solar_loader")
-    return float(solar["median"] / best[0]["median"]) if solar and best else float("inf")
+    return pace(solar) / pace(best[0]) if solar and best else float("inf")
 
 
-def contest(peers_of: dict[str, Record]) -> Iterator[object]:
-    solar, most = peers_of.get("solar_loader"), limit(peers_of)
-    best = next(iter(others(peers_of)), None)
+def contest(peers_of: Peers) -> Iterator[object]:
+    solar, best = peers_of.get("solar_loader"), next(iter(others(peers_of)), None)
     yield _any(peers_of)["title"]
     yield best["label"] if best else "–"
+    yield from paces(best, solar)
     yield from (shown_of(best), shown_of(solar), times(solar, best))
-    steady = [one and one | {"median": one["steady"]} for one in (best, solar)]
-    yield from (*map(shown_of, steady), times(steady[1], steady[0]))
-    yield from (shown_of(most), times(steady[1], most, ".2f"))
+
+
+def limits(found: list[Record]) -> str:
+    """What the machine allows in each scene, and how much of it solar reaches."""
+    rows = []
+    for of in by_scene(found).values():
+        solar, most = of.get("solar_loader"), limit(of)
+        if solar and most:
+            cells = (solar["title"], most["label"].removeprefix("limit: "), rate(most["median"]), rate(solar["steady"]))
+            rows.append((solar["steady"] / most["median"], cells))
+    rows.sort(key=lambda row: row[0])
+    return table("scene|limit|samples/s:|solar:|of the limit:", ((*cells, f"{share:.2f}") for share, cells in rows))
 
 
 def measured(found: Iterable[Record]) -> str:
-    """On what, and how."""
+    """On what, when, and how."""
     counted = [one for one in found if "median" in one]
+    if not counted:
+        return ""
+    days = sorted({one.get("made", "today")[:10] for one in counted})
+    runs = sorted({len(one["rates"]) for one in counted})
     loads = [one["load_before"] for one in counted if "load_before" in one]
     cold = ", ".join(sorted({one["cache_how"] for one in counted if "cache_how" in one}))
-    said = "".join(
-        f"{where(one)} Medians of {len(one['rates'])} whole runs in turns, {one.get('made', 'today')[:10]}."
-        for one in counted[:1]
-    )
-    return said + (
-        (f" Load average before it began: at most {max(loads):.1f}." if loads else "")
-        + (f" Cold: {cold} before each run." if cold else "")
-    )
+    return "".join((
+        f"{where(counted[0])} {' to '.join(dict.fromkeys((days[0], days[-1])))}; medians of ",
+        f"{' to '.join(dict.fromkeys((str(runs[0]), str(runs[-1]))))} whole run{'' if runs == [1] else 's'} in turns.",
+        f" Load average before it began: at most {max(loads):.1f}." if loads else "",
+        f" Cold: {cold} before each run." if cold else "",
+    ))  # fmt: skip
 
 
 def limit(peers_of: dict[str, Record]) -> Record | None:
@@ -299,6 +357,39 @@ def loader(found: Iterable[Record]) -> str:
         for one in newest(found, "part") for name, value in one["measured"].items()
     )  # fmt: skip
     return table("part|what|measured:|wanted at most:", rows)
+
+
+COSTS = {  # what the page of benchmarks says of records of python -m bench.loader, with its unit
+    ("overhead", "overhead_us"): ("a batch of 64 KB samples, beyond a native read of the same rows", "µs"),
+    ("overhead", "loader_us_tiny"): ("a batch of 64-byte samples, in all", "µs"),
+    ("first_batch", "patterns_shuffled_ms"): ("`iter()` to the first batch, 64 KB samples, shuffled", "ms"),
+    ("first_batch", "million_rows_in_order_ms"): ("the same, a million samples of a few bytes, in order", "ms"),
+    ("first_batch", "million_rows_shuffled_ms"): ("the same, shuffled", "ms"),
+    ("memory", "rss_grown"): ("memory that grows in 50 epochs", "bytes"),
+    ("memory", "objects_grown"): ("Python objects that stay from 50 epochs", ""),
+    ("waiting_solar", "waited_share"): ("waiting, of the time, with 2 ms of sleep a batch", "%"),
+    ("waiting_solar_on_cpu", "waited_share"): ("waiting, of the time, with 2 ms of work a batch", "%"),
+    ("set_up", "state_nbytes"): ("a state", "bytes"),
+    ("set_up", "resumed_first_batch_ms"): ("first batch after `load_state_dict`, amid a million samples", "ms"),
+}
+
+
+def loader_costs(found: Iterable[Record]) -> str:
+    """For the page of benchmarks: what the loader itself costs, what is wanted, and PyTorch's where it is known."""
+    by = {one["part"]: one for one in newest(found, "part")}
+    by |= {"waiting_torch": min((one for part, one in by.items() if part.startswith("waiting_torch")),
+                                key=lambda one: one["measured"]["waited_share"])}  # fmt: skip
+
+    def cell(part: str, name: str, unit: str, of: str = "measured") -> str:
+        value = by.get(part, {}).get(of, {}).get(name)
+        return "" if value is None else f"{value:.1%}" if unit == "%" else f"{shown(value)} {unit}".rstrip()
+
+    rows = []
+    for (part, name), (what, unit) in COSTS.items():
+        ours, theirs = (f"{who}_{name}" if part == "first_batch" else name for who in ("solar", "torch"))
+        beside = "waiting_torch" if part == "waiting_solar" else part if part == "first_batch" else ""
+        rows.append((what, cell(part, ours, unit), cell(part, ours, unit, "wanted"), cell(beside, theirs, unit)))
+    return table("what|solar:|wanted at most:|PyTorch + h5py:", rows)
 
 
 def adopt(found: Iterable[Record]) -> str:

@@ -1,4 +1,4 @@
-"""bench/: every reader's batches are h5py's, whole runs are whole, and a table begins with where we lose."""
+"""bench/: every reader's batches are h5py's, runs are whole, both peers stand beside solar, losses come first."""
 
 from __future__ import annotations
 
@@ -136,36 +136,72 @@ def test_the_scene_that_is_lost_comes_first_and_one_without_a_record_says_so(ben
     found = [
         *(rated("won", "solar_loader", 90.0, 200.0), rated("won", "torch_h5py", 30.0, 40.0)),
         *(rated("lost", "solar_loader", 10.0, 50.0), rated("lost", "torch_h5py", 5.0, 90.0)),
-        rated("lost", "ram_copy", 20.0, 21.0),
+        *(rated("lost", "ram_copy", 20.0, 21.0), rated("lost", "limit_pread", 100.0, 100.0)),
     ]
     said = tables.rates(found, {"won": "w", "lost": "l", "never": "a third"})
     rows = [line for line in said.splitlines() if line.startswith("| ")]
-    assert rows[1] == "| title of lost | ram_copy | 20 | 10 | 0.5 | 21 | 50 | 2.4 | – | – |"
-    assert rows[2].startswith("| title of won | torch_h5py | 30 | 90 | 3.0 |")
-    assert rows[3] == "| a third | not recorded |  |  |  |  |  |  |  |  |"
+    assert rows[1] == "| title of lost | torch_h5py | 90 | 50 | 0.6 | 5 | 10 | 2.0 |"
+    assert rows[2] == "| title of won | torch_h5py | 40 | 200 | 5.0 | 30 | 90 | 3.0 |"
+    assert rows[3] == "| a third | not recorded |  |  |  |  |  |  |"
+    rows = tables.rates_of_people(found, {"never": "a third"}).splitlines()[2:]
+    assert rows[0] == "| title of lost | default | 90 | 50 | 0.6 | 1.0 | 1.0 | 5 | 10 | 2.0 |"
+    assert rows[2].startswith("| a third | not recorded |")
+    assert tables.limits(found).splitlines()[2:] == ["| title of lost | limit_pread | 100 | 50 | 0.50 |"]
 
 
-def test_the_short_table_has_all_that_lose_or_tie_and_what_is_asked_for(bench: Any) -> None:
+def test_a_run_of_one_epoch_counts_as_a_whole_and_is_shown_in_brackets(bench: Any) -> None:
+    """Otherwise a copy into RAM, which has read everything before its first batch, would win every cold scene."""
+    tables = bench("bench.tables")
+    of = {"epochs": 1, "cache": "cold"}
+    found = [rated("cold", "solar_loader", 60.0, 80.0) | of, rated("cold", "ram_copy", 50.0, 900.0) | of]
+    [row] = tables.rates_of_experts(found).splitlines()[2:]
+    assert row == "| title of cold | ram_copy | (50) | (60) | 1.2 | 50 | 60 | 1.2 |"
+
+
+def kept(scene: str, peer: str, whole: float, steady: float, **facts: Any) -> dict[str, Any]:
+    """A record of `bench.buffer`, with memory for a quarter."""
+    of = {"fraction": 0.25, "bench": "buffer", "first": 1.5, "ends": [1.0] * 5, "made": "2026-01-02T03:04:05"}
+    return rated(scene, peer, whole, steady) | of | facts
+
+
+def test_memory_is_told_by_later_epochs_and_no_part_of_a_run_as_a_whole(bench: Any) -> None:
     tables = bench("bench.buffer_tables")
-    of = {"fraction": 0.25, "peak_rss": 1e8, "setting": {}}
-    found = [rated("won", "solar_loader", 90.0, 200.0), rated("won", "torch_h5py", 30.0, 40.0)]
-    kept = [
-        *(rated("tied", "solar", 10.5, 1.0) | of, rated("tied", "windowed", 10.0, 1.0) | of),
-        *(rated("other", "solar", 50.0, 1.0) | of, rated("other", "windowed", 10.0, 1.0) | of),
+    found = [
+        *(kept("tied", "solar", 10.5, 21.0), kept("tied", "windowed", 10.0, 20.0)),
+        *(kept("won", "solar", 50.0, 60.0), kept("won", "torch", 10.0, 10.0, ends=[1.0, 2.0])),
     ]
-    said = tables.short(found, kept, ["won"], [])
-    assert [line.split(" | ")[0] for line in said.splitlines()[2:]] == [
-        *("| title of tied, 0.25 of it in memory", "| title of won")
-    ]
-    assert tables.short([], [], [], []) == tables.NONE
-    said = tables.buffered(kept, {("tied", 0.25): "t", ("new", 0.1): "n"})
-    assert "| title of tied, 0.25 | windowed | 10 | 10.5 | 1.1 | 1.1 | – | – | – |" in said
-    assert "| n, 0.1 | not recorded |" in said
+    said = tables.buffered(found, {("tied", 0.25): "t", ("new", 0.1): "n"}).splitlines()
+    assert said[2] == "| title of tied, memory for 25% | windowed | 20 | 21 | 1.1 | – | – | 10 | 10.5 | 1.1 |"
+    assert said[3] == "| title of won, memory for 25% | torch | 10 | 60 | 6.0 | – | – | – | 50 | – |"
+    assert said[4].startswith("| n, memory for 10% | not recorded |")
+    [row, *_] = tables.of_people(found, {}).splitlines()[2:]
+    assert row == "| title of won, memory for 25% | default | 10 | 60 | 6.0 | 1.5 |"
+    situations = bench("bench.situations")
+    assert situations.reading(found[2], seconds="first").first == 1.5
+    assert situations.reading(found[3], seconds="first").first is None, "imports are not in it"
+
+
+def test_readme_has_both_peers_in_each_situation_one_tie_and_the_figures_of_records(bench: Any) -> None:
+    situations, records = bench("bench.situations"), bench("bench.records")
+    found = situations.of_readme()
+    gains = [one.solar.rate / one.expert.rate for one in found]
+    assert 6 <= len(found) <= 8 and sum(gain < 1.15 for gain in gains) == 1 and gains[-1] == min(gains)
+    recorded = [one for path in records.RESULTS.glob("*.jsonl") for one in records.read(path)]
+    for situation in found:
+        people, expert, solar = situation[1:4]
+        assert people.rate <= expert.rate < solar.rate
+        assert all(reading.record in recorded and reading.rate in reading.record.values() for reading in situation[1:4])
+        assert all(reading.record.get("load_before", reading.record.get("load")) < 1 for reading in situation[1:4])
+    drawn = [found[place] for place in situations.DRAWN]
+    assert len(drawn) == 5 and found[-1] in drawn, "the tie is in the picture"
+    rows = situations.compared(found).splitlines()[2 : 2 + len(found)]
+    assert all(row.count(" × |") == 2 for row in rows)
+    assert situations.no_gain().count("\n- ") == 2
 
 
 def test_pages_quote_quiet_whole_records_alone(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = bench("bench.report")
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    records = bench("bench.records")
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
     ones = [{"load_before": 0.9}, {"load_before": 1.0}, {"load_before": 0.1, "quick": True}, {}]
     (tmp_path / "rates.jsonl").write_text("\n".join(map(json.dumps, ones)) + "\n")
-    assert report.quoted("rates") == ones[:1]
+    assert records.quoted("rates") == ones[:1]

@@ -38,6 +38,18 @@ def test_every_step_names_scenes_that_there_are_and_all_sizes_storages_and_memor
     assert all(command.endswith("--record") for command in commands)
 
 
+def test_one_command_measures_every_row_of_readme(bench: Any) -> None:
+    commands = [{*step.command} for step in bench("bench.matrix").steps(False, True, readme=True)]
+    for one in bench("bench.situations").of_readme():
+        for record in (reading.record for reading in one[1:4]):
+            module = f"bench.{record.get('bench', 'far')}".replace("bench.rates", "bench")
+            if module == "bench.far":
+                wanted = {module, f"{record['delay_ms']:g}"}
+            else:
+                wanted = {module, *([record["scene"]] if "scene" in record else [str(record["jobs"]), record["way"]])}
+            assert any(wanted <= command for command in commands), f"{one.title}: {wanted}"
+
+
 def test_a_record_of_the_last_hours_is_not_measured_again(bench: Any, tmp_path: Path) -> None:
     records, path = bench("bench.records"), tmp_path / "deep" / "records.jsonl"
     assert records.found(path, scene="a") is None

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -89,6 +90,10 @@ def test_pictures_are_those_that_are_drawn_of_plans_and_of_what_is_recorded(tmp_
     drawn = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.svg")}
     shown = {path.relative_to(DOCS): path.read_text() for path in DOCS.rglob("*.svg")}
     assert drawn == shown, "run `python -m bench.pictures`"
+    assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in drawn.values()), "well formed"
+    for name in ("faster", "how"):
+        light, dark = (drawn[Path(f"pictures/{name}{theme}.svg")] for theme in ("", "-dark"))
+        assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark) and light != dark
 
 
 @pytest.fixture
@@ -239,10 +244,10 @@ def test_the_report_has_a_section_for_each_file_and_never_puts_two_runs_beside_e
         curves[-1].write_text(json.dumps({"loader": loader, "steps": [1.0, last], "held_out": [0.6, 0.35]}))
     page = report.page([old, new, tmp_path / "other.jsonl", tmp_path / "none.jsonl"], curves)
     first, second, third, losses = page.split("\n## ")[1:]
-    assert "| a scene | torch + h5py | 123 | 900 | 7.3 | 220 | 1,100 | 5.0 | – | – |" in first
+    assert "| a scene | torch + h5py | 220 | 1,100 | 5.0 | 123 | 900 | 7.3 |" in first
     assert "- other: it gave other samples" in first
     assert "a cpu, 2 cores" in first
-    assert "| a scene | – | – | 1,234 | – | – | 1,100 | – | – | – |" in second
+    assert "| a scene | – | – | 1,100 | – | – | 1,234 | – |" in second
     assert "900" not in second
     assert "8 patterns: 2 batches of 4, steps of 500 ms." in third
     assert "| solar | 2.00 | 30% | 500 | 20 | 80 |" in third
