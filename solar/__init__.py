@@ -105,8 +105,12 @@ import solar.old_names  # noqa: E402, F401
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'solar' has no attribute {name!r}")
+    import gc
     from importlib import import_module
 
+    # What is imported stays, so collections meanwhile free nothing, and each of them would walk through all of PyTorch.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         value = getattr(import_module(_LAZY[name]), name)
     except ImportError as error:
@@ -116,6 +120,9 @@ def __getattr__(name: str) -> Any:
                 "installed already, start Python in another folder."
             )
         raise
+    finally:
+        if collects:
+            gc.enable()
     globals()[name] = value
     return value
 

@@ -294,6 +294,24 @@ def test_a_loader_of_a_local_file_loads_nothing_that_it_does_not_use(tmp_path: P
     assert len(loaded) <= 97
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_not_looked_for_while_solar_is_imported(collects: bool) -> None:
+    """Each collection would walk through all of PyTorch. Whether there are any afterwards is left as it was."""
+    program = (
+        "import gc, torch, torch.utils.data\n"
+        f"gc.enable() if {collects} else gc.disable()\n"
+        "gc.collect()\n"
+        "begun = []\n"
+        "gc.callbacks.append(lambda phase, about: begun.append(phase))\n"
+        "from solar import DataLoader, H5Dataset\n"
+        "gc.callbacks.clear()\n"
+        "print(begun.count('start'), gc.isenabled())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert found[1] == str(collects)
+    assert int(found[0]) <= 2  # one for each of the two names, when it is there
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "io.system.lifecycle"])
 def test_forks_and_the_exit_have_one_hook(module: str) -> None:
     for node in nodes_of(MODULES[module]):
