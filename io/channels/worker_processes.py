@@ -72,7 +72,7 @@ class Processes:
         self._end = weakref.finalize(self, _end, self._children, os.getpid())  # at the interpreter's exit, too
         try:
             for number in range(count):
-                self._children.append(_start(number, context, start, reducers))
+                self._children.append(_start_child(number, context, start, reducers))
         except BaseException:
             self.close()
             raise
@@ -284,7 +284,7 @@ class _Child:
 # --- start and end ----
 
 
-def _start(number: int, context: Any, start: pickles.Sealed, reducers: Reducers) -> _Child:
+def _start_child(number: int, context: Any, start: pickles.Sealed, reducers: Reducers) -> _Child:
     ours, theirs = socket.socketpair()
     _ends.add(ours)
     with theirs:  # a socket among the arguments: multiprocessing passes its descriptor, by inheritance or message

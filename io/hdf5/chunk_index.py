@@ -57,19 +57,19 @@ def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> 
     """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
     grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
     if cache is None or grid < WORTH_KEEPING or is_unversioned(path):
-        return _walk(path, dataset, grid)
+        return _walk_tree(path, dataset, grid)
     key = _key(path, dataset)
     kept = (default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
     if (table := quietly(lambda: load_table(kept, key))) is not None:
         return table
-    table = _walk(path, dataset, grid)
+    table = _walk_tree(path, dataset, grid)
     settled = time.time_ns() - dataset["file_mtime_ns"] > SETTLED_NS
     if len(table.offset) >= WORTH_KEEPING and settled:
         quietly(lambda: store_table(kept, key, table))
     return table
 
 
-def _walk(path: str, dataset: _native.Dataset, grid: int) -> Table:
+def _walk_tree(path: str, dataset: _native.Dataset, grid: int) -> Table:
     name, found = dataset["target"] or dataset["name"], np.zeros(1, np.uint64)
     quick = grid < WORTH_KEEPING
     with nullcontext() if quick else awaited(f"reading the index of {name}", lambda: int(found[0]), grid, "chunks"):

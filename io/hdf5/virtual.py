@@ -575,7 +575,7 @@ def mapping_rows(one: Filling, shape: list[int], made: Made, source: _native.Dat
     if len(inner) == len(shape) and inner[1:] == shape[1:]:
         if 0 < to.total == to.block == taken.total == taken.block and len(made.rows) == 1:  # nearly all there are
             return np.array([to.start]), made._replace(first=made.first + taken.start, rows=np.array([to.total]))
-        begin, first, rows = _pair(to, taken, one)
+        begin, first, rows = _pair_stretches(to, taken, one)
         at, found = through(first, rows, made)
         starts = np.concatenate(([0], np.cumsum(rows)))  # of each run among the mapped rows
         return _place(begin, starts, at), found
@@ -618,7 +618,7 @@ def _side(side: list[int], length: int) -> Side:
     return Side(start, stride, block, total)
 
 
-def _pair(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Rows]:
+def _pair_stretches(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Rows]:
     """Runs of rows that follow one another in both: where they begin there and here, and how many they are."""
     limited = UNLIMITED not in (*one.to[0], *one.taken[0])
     if limited and to.total != taken.total:

@@ -162,13 +162,13 @@ def lock_folder(tier: Tier) -> Iterator[Path]:
         )
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        _lock(lock)
+        _lock_stage(lock)
         yield folder
     finally:
         os.close(lock)
 
 
-def _lock(descriptor: int) -> None:
+def _lock_stage(descriptor: int) -> None:
     end = time.monotonic() + LOCK_WAIT
     while True:
         try:

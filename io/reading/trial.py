@@ -61,7 +61,7 @@ def try_packing(layout: Layout, storage: Storage, share: float) -> RowPacking | 
         return None
     try:
         at_once = min(FAR_AT_ONCE, int(share * layout.nbytes) // FAR_SHARE) if layout.far else 0
-        predictor, sizes = _size(Rows(layout, native_order=True, mapped=False), found, max(at_once, AT_ONCE))
+        predictor, sizes = _trial_size(Rows(layout, native_order=True, mapped=False), found, max(at_once, AT_ONCE))
     except (SolarError, OSError) as error:  # who uses the row hears of it
         log.info("%s is not tried for packing: %s", layout.title, error)
         return None
@@ -99,7 +99,7 @@ def trial_rows(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     return np.unique(starts[:, None] + np.arange(near)).astype(np.int64)
 
 
-def _size(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> tuple[str, NDArray[np.int64]]:
+def _trial_size(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> tuple[str, NDArray[np.int64]]:
     """What makes some of these rows smallest, if foretelling is worth it; and what each row takes by that."""
     few = wanted[:: max(1, len(wanted) // REQUESTS[0])]
     found = [{name: _sizes(values, name) for name in PACK_PREDICTORS} for values in read_trial_rows(rows, few, at_once)]

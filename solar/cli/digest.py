@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.batch_size is None:
         raise PlanError("how many samples make a batch? Give --batch-size B: a digest is of batches, and depends on it")
-    names = _batches(arguments)
+    names = _split_batches(arguments)
     found = list(digest_epochs(arguments, names))
     if arguments.json:
         facts = {"version": 1, "file": arguments.file, "datasets": names, "ranks": arguments.ranks}
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _batches(arguments: argparse.Namespace) -> list[str]:
+def _split_batches(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
     from solar.cli.plan import fields_asked  # only here, as torch: `solar --help` is quick
 

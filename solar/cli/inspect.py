@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         seen = Survey({layout.name: layout}, [], {})
     else:
         with awaited("reading metadata"):
-            seen, kinds = _survey(files)
+            seen, kinds = _survey_file(files)
     with awaited("looking for samples that are no rows"):
         shapes = shapes_of(arguments.file, files, seen.layouts) if seen.layouts and not kinds else []
     found = FoundDataset(arguments.file, files, seen, kinds, shapes)
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.readable else 1
 
 
-def _survey(files: list[str]) -> tuple[Survey, list[FileKind]]:
+def _survey_file(files: list[str]) -> tuple[Survey, list[FileKind]]:
     """What the files hold together, and which kinds of them there are, if that is not one."""
     try:
         seen = survey(files)

@@ -117,7 +117,7 @@ def index_maps(dataset: Any, depth: int = NESTED) -> Iterator[tuple[str, IndexMa
     Also a division by a number that it has: i // n and i % n.
     """
     if type(dataset) is Subset:
-        yield from _source(dataset, depth)
+        yield from _inner_maps(dataset, depth)
         return
     yield "i", lambda indices: indices
     if depth == 0 or type(dataset) is ConcatDataset or not hasattr(dataset, "__dict__"):
@@ -125,7 +125,7 @@ def index_maps(dataset: Any, depth: int = NESTED) -> Iterator[tuple[str, IndexMa
     attributes = list(vars(dataset).items())
     for name, value in attributes:
         if type(value) is Subset:
-            yield from _source(value, depth)
+            yield from _inner_maps(value, depth)
         elif isinstance(value, Dataset):
             yield from list(index_maps(value, depth - 1))[1:]  # the first is the same
         elif _is_lookup(value):
@@ -138,7 +138,7 @@ def index_maps(dataset: Any, depth: int = NESTED) -> Iterator[tuple[str, IndexMa
             yield f"(i % {name})", Remainder(value)
 
 
-def _source(dataset: Any, depth: int) -> Iterator[tuple[str, IndexMap]]:
+def _inner_maps(dataset: Any, depth: int) -> Iterator[tuple[str, IndexMap]]:
     chosen = LookUp(dataset.indices)
     for name, inner in index_maps(dataset.dataset, max(0, depth - 1)):
         yield name, Chained(chosen, inner)

@@ -167,7 +167,7 @@ def plan_node(job: Job, node: int = 0) -> NodePlan:
         job.memory, longest, taken, wholes([piece.region for piece in pieces]), tables_nbytes(pieces)
     )
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
-    return _follow(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
+    return _follow_job(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
 
 
 def _of_service(job: Job) -> NodePlan:
@@ -180,7 +180,7 @@ def _of_service(job: Job) -> NodePlan:
     budget, ring = budget_of_jobs(
         of_job, of_epoch(0).planned, job.pieces, nbytes, memory=job.memory, scratch=job.scratch, cores=job.threads
     )
-    return _follow(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
+    return _follow_job(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
 
 
 def predicted(
@@ -216,10 +216,10 @@ def followed(
     if not memory:
         return _one_by_one(job, 0)
     budget = Budget(memory, 1, 0, memory, batch)
-    return _follow(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0, known)
+    return _follow_job(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0, known)
 
 
-def _follow(
+def _follow_job(
     job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int, known: int = SEGMENTS[0]
 ) -> NodePlan:
     """The plan of a node whose memory is divided, as far as it is worth following."""

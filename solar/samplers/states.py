@@ -86,7 +86,7 @@ def check_by(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name, said in UNLIKE.items():
         was, now = saved.get(name), own.get(name)
         if was != now:
-            words = said.format(was=_show(was), now=_show(now), by=own.get("by"))
+            words = said.format(was=_state_text(was), now=_state_text(now), by=own.get("by"))
             raise PlanError(f"the state is of an order {words}")
 
 
@@ -101,9 +101,9 @@ def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:
 
 
 def refuse_state(name: str, value: object) -> None:
-    raise PlanError(f"the state is damaged: {name} is {_show(value)}")
+    raise PlanError(f"the state is damaged: {name} is {_state_text(value)}")
 
 
-def _show(value: object) -> str:
+def _state_text(value: object) -> str:
     said = repr(value)
     return said if len(said) <= LONGEST_VALUE else said[:LONGEST_VALUE] + "…"
