@@ -169,7 +169,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             self._name += f" in {files[0]}"
         self.chosen = None if where is None else masked(where, leaves(self.layouts), own)
         self.epoch = 0
-        self._open_dataset: list[Any] = []  # Reading, or RaggedFieldReader; for the process `_process`
+        self._opened: list[Any] = []  # Reading, or RaggedFieldReader; for the process `_process`
         self._unfinished: list[Any] = []
         self._process = -1
 
@@ -313,13 +313,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         if self._process != os.getpid():
             fields = leaves(self.fields)
             kept = self._page_cache, self.tier
-            self._open_dataset = [reader_of(read, [fields[n] for n in read.fields], *kept) for read in self.reads]
-            self._unfinished = [leaf.without_conversion(self._page_cache) for leaf in self._open_dataset]
+            self._opened = [reader_of(read, [fields[n] for n in read.fields], *kept) for read in self.reads]
+            self._unfinished = [leaf.without_conversion(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
-        return self._open_dataset
+        return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _open_dataset=[], _straight=[], _process=-1)
+        return dict(self.__dict__, _opened=[], _unfinished=[], _process=-1)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         now = {
@@ -330,6 +330,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             "epoch": 0,
             "_by": False,
             "tier": None,
+            "_unfinished": [],
             "extents": mapped(state["layouts"], lambda _: None),
         }
         self.__dict__.update(now | {"numbers": state.get("_samples")} | state)  # 0.1.0 had rows alone
