@@ -98,7 +98,7 @@ def words_for_held(plans: Sequence[Plan]) -> str:
 
 log = logging.getLogger("solar")
 
-BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "storage", "_stats", "_exchange", "_balance")  # of a copy
+BUFFER_ATTRIBUTES = ("_nbytes", "_as_requested", "_epochs", "storage", "_stats", "_exchange", "_balance")  # of a copy
 
 
 class LoaderBuffer:

@@ -61,7 +61,7 @@ class AsStored:
         progress: ProgressCallback,
     ) -> None:
         relative = next((codec for codec in asked if codec.kind == "rel"), asked[0])
-        how: dict[str, Any] = {"chunk_samples": None, "pool": pool, "threads": threads, "told": progress}
+        how: dict[str, Any] = {"chunk_samples": None, "pool": pool, "threads": threads, "progress": progress}
         self.part: Part = prepare(path, file, {"/" + name.strip("/"): relative}, **how).parts[0]
         dataset = file[self.part.name]
         self._pieces, self._grid, self._pool = Pieces(path, dataset, self.part), self.part.grid, pool
