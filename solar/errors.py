@@ -1,4 +1,4 @@
-"""The exceptions that solar raises, in one class tree.
+"""The exceptions that solar raises, in one class tree; and a warning for arguments that have another name now.
 
     SolarError(Exception)
       LayoutError(SolarError, ValueError)   the file does not match the request, or is damaged
@@ -9,6 +9,16 @@
 A message says what was asked, what was found, in which file, and what to do. A mistake in a call raises TypeError,
 ValueError or IndexError, as everywhere in Python, not a SolarError.
 """
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SolarError(Exception):
@@ -29,3 +39,22 @@ class ReadError(SolarError, OSError):
 
 class CodecError(SolarError, ValueError):
     """Stored bytes cannot be decoded, or do not match their checksum."""
+
+
+def renamed_arguments(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function take arguments by their old names, too: `renamed_arguments(old="new")`."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def with_old_names(*args: P.args, **arguments: P.kwargs) -> T:
+            for old in names.keys() & arguments.keys():
+                new = names[old]
+                if new in arguments:
+                    raise TypeError(f"{new}= and {old}=: {old} is the old name of {new}; leave it out")
+                warnings.warn(f"{old}= is called {new}= now", DeprecationWarning, stacklevel=2)
+                arguments[new] = arguments.pop(old)
+            return function(*args, **arguments)
+
+        return with_old_names
+
+    return decorate

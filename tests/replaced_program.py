@@ -36,7 +36,7 @@ def refuse(paths: list[str], *facts: Any) -> None:
 
 
 def carried_out(case: dict[str, Any], by: str, rank: int, ranks: int) -> dict[str, Any]:
-    data = H5Dataset(case["path"], "x", together=case["together"])
+    data = H5Dataset(case["path"], "x", collective_open=case["together"])
     sampler = PlanSampler(data, ranks, rank, seed=2)
     loader: Any = DataLoader(data, 4, sampler=sampler, buffer=case["buffer"], exchange=case["exchange"])
     said: dict[str, Any] = {"rank": rank, "batches": [], "error": ""}

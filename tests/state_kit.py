@@ -83,7 +83,7 @@ ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
         "batch_size": BATCH,
         "sampler": PlanSampler(d, 1, 0, seed=4, labels=np.arange(SAMPLES) % 3, per_class="equal", tail="exact"),
     },
-    "groups": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, together=np.arange(SAMPLES) % 4)},
+    "groups": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, groups=np.arange(SAMPLES) % 4)},
     "one by one": lambda d: {"batch_size": None, "shuffle": True},
     "a list": lambda d: {"batch_size": BATCH, "sampler": [4, 4, 0, 2, 9, 8, 7, 1, 0, 3, 3]},
     "odd batches": lambda d: {"batch_sampler": Odd()},

@@ -243,7 +243,7 @@ def test_a_group_has_no_object_of_its_own(tmp_path: Path) -> None:
         (Ragged("coords", ends="ends"), {}, "its length is its own"),
         (CSR("X"), {}, "a matrix is not"),
         (Field("coords", steps=(0, 1)), {}, "steps, axis, file, cf and rows"),
-        ("coords", {"together": True}, "leave together= and reader= out"),
+        ("coords", {"collective_open": True}, "leave collective_open= and reader= out"),
         ("coords", {"samples": "molecules"}, 'a pattern of groups such as "/runs/\\*"'),
         ("coords", {"samples": Windows}, r"Windows\(\.\.\.\) or Crops"),
         (Ragged("energy"), {}, "is a scalar"),

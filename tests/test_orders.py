@@ -30,12 +30,12 @@ ORDERS: dict[str, dict[str, Any]] = {
     "weights": {"weights": WEIGHTS, "num_samples": 83},
     "equal classes": {"labels": CLASSES, "per_class": "equal", "num_samples": 50},
     "weighted classes": {"labels": CLASSES, "per_class": [0.1, 0.2, 0.3, 0.4]},
-    "groups": {"together": CLASSES},
+    "groups": {"groups": CLASSES},
     "blocks": {"order": "blocks:7"},
     "lengths": {"by_length": np.random.default_rng(7).integers(0, 30, SAMPLES), "run": 8},
     "a study": {"study": (3, 0.2)},
     "mixed": {"order": "mixed", "block": 5, "window": 17},
-    "mixed groups": {"order": "mixed", "block": 0.1, "window": 20, "together": np.arange(SAMPLES) // 3 % 15},
+    "mixed groups": {"order": "mixed", "block": 0.1, "window": 20, "groups": np.arange(SAMPLES) // 3 % 15},
     "a mixed study": {"order": "mixed", "block": 4, "window": 16, "study": 3},
     "an array": {"order": np.array([5, 5, 0, 59, 3, 3, 3, 8, 1])},
     "a function": {"order": lambda epoch: np.roll(np.arange(SAMPLES), epoch)},
@@ -272,7 +272,7 @@ def test_each_place_of_a_shuffle_may_have_any_sample(size: int) -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=50), st.integers(0, 5), st.booleans())
 def test_a_group_comes_in_a_row_and_as_it_lies(groups: list[str], epoch: int, shuffle: bool) -> None:
-    one = PlanSampler(Sized(len(groups)), 1, 0, shuffle=shuffle, together=groups)
+    one = PlanSampler(Sized(len(groups)), 1, 0, shuffle=shuffle, groups=groups)
     one.set_epoch(epoch)
     rows = [list(row) for _, row in itertools.groupby(one, groups.__getitem__)]
     lie = {name: [at for at, group in enumerate(groups) if group == name] for name in groups}
@@ -310,7 +310,7 @@ def test_columns_may_be_named_by_the_dataset_that_has_them(tmp_path: Path) -> No
     data, both = H5Dataset(paths, {"x": "x"}), np.concatenate([values[::2], values[1::2]])
     volumes = [f"v{k % 4}" for k in both]
     for name, column, more in (
-        ("weights", both % 3, {}), ("together", volumes, {}), ("labels", volumes, {"per_class": "equal"})
+        ("weights", both % 3, {}), ("groups", volumes, {}), ("labels", volumes, {"per_class": "equal"})
     ):  # fmt: skip
         named = {"weights": "weight"}.get(name, "volume")
         one, other = (PlanSampler(data, 1, 0, **{name: given}, **more) for given in (named, column))
@@ -332,7 +332,7 @@ def test_columns_may_be_named_by_the_dataset_that_has_them(tmp_path: Path) -> No
         ({"weights": [1e308, 1e308, 1e308]}, "sum is more than a number can be"),
         ({"weights": ["a", "b", "c"]}, "give numbers"),
         ({"weights": "/w"}, "names a dataset, and only an H5Dataset has files"),
-        ({"weights": [1, 2, 3], "together": [1, 2, 3]}, "weights and together are 2 orders"),
+        ({"weights": [1, 2, 3], "groups": [1, 2, 3]}, "weights and groups are 2 orders"),
         ({"weights": [1, 2, 3], "num_samples": 0}, "at least one sample"),
         ({"weights": [1, 2, 3], "shuffle": False}, "draws by chance"),
         ({"num_samples": 5}, "only weights or labels"),

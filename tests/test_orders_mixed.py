@@ -247,7 +247,7 @@ def test_a_state_has_the_sizes_and_another_order_is_refused_in_words(rows: str) 
         ("x", {"block": 5, "window": 40}, "blocks of 4 samples, and this sampler's have 5"),
         ("x", {"block": 4, "window": 41}, "windows of 40 samples, and this sampler's have 41"),
         ("x", {"block": 4, "window": 40, "study": 1}, "of study None, and this sampler's is of study 1"),
-        ("x", {"block": 4, "window": 40, "together": np.arange(400) // 2}, "by 'mixed', and this sampler's is by"),
+        ("x", {"block": 4, "window": 40, "groups": np.arange(400) // 2}, "by 'mixed', and this sampler's is by"),
         ("z", {"block": 10, "window": 40}, "blocks of 4 samples"),
     ):
         with pytest.raises(PlanError, match=said):
@@ -299,7 +299,7 @@ def test_mixtures_random_crops_and_far_epochs_are_refused(rows: str) -> None:
     crops = H5Dataset(rows, "volume", samples=Crops((4, 4, 4), at="random", per=50))
     with pytest.raises(ValueError, match="each epoch draws the places of these crops anew"):
         of(crops, block=4, window=8)
-    of(crops, block=10, window=20, together=np.arange(50) // 10)
+    of(crops, block=10, window=20, groups=np.arange(50) // 10)
     far = of(Sized(100), block=4, window=8)
     far.set_epoch(POSITIONS_EVER // 100)
     with pytest.raises(PlanError, match="lies too far away"):

@@ -70,9 +70,9 @@ structured = inspect(path, names)
 read = []
 before = hdf5.read_layouts
 hdf5.read_layouts = lambda *args: read.append(1) or before(*args)
-together = inspect(path, together=True)
-both = inspect(path, names, together=True)
-dataset = H5Dataset(path, {"x": "deflate"}, together=True)
+together = inspect(path, collective_open=True)
+both = inspect(path, names, collective_open=True)
+dataset = H5Dataset(path, {"x": "deflate"}, collective_open=True)
 say([
     list(together) == list(alone), all(together[name].digest == alone[name].digest for name in alone),
     both[0].digest == structured[0].digest, both[1]["b"][1].dtype == structured[1]["b"][1].dtype,
@@ -93,8 +93,8 @@ def test_large_chunk_tables_go_from_rank_to_rank(on: Callable[..., dict[int, Any
     body = """
 from solar.io.channels import bulk
 bulk.CAST_PIECE = 50_000
-layout = inspect(sys.argv[1], "x", together=True)
-dataset = H5Dataset(sys.argv[1], "x", together=True)
+layout = inspect(sys.argv[1], "x", collective_open=True)
+dataset = H5Dataset(sys.argv[1], "x", collective_open=True)
 say([layout.digest, len(layout.chunk_offset), int(dataset[29_997][1]), layout.chunk_offset.flags.writeable])
 """
     here = inspect(path, "x")
@@ -112,7 +112,7 @@ found = []
 tries = [(sys.argv[1], "contigous"), ("/nowhere/scan.h5", "x"), ([], "x"), (sys.argv[1], ("contiguous", "no_rows"))]
 for path, field in tries:
     try:
-        inspect(path, field, together=True)
+        inspect(path, field, collective_open=True)
     except SolarError as error:
         found.append([type(error).__name__, str(error), getattr(error, "errno", None)])
 say(found)
@@ -127,7 +127,7 @@ say(found)
 def test_ranks_that_ask_for_different_things_are_told_so(zoo: str) -> None:
     body = """
 try:
-    inspect(sys.argv[1], ["contiguous", "deflate"][rank], together=True)
+    inspect(sys.argv[1], ["contiguous", "deflate"][rank], collective_open=True)
 except SolarError as error:
     say(str(error))
 """
@@ -138,11 +138,11 @@ except SolarError as error:
 
 def test_a_bad_argument_is_refused_before_anybody_waits() -> None:
     with pytest.raises(TypeError, match="a field is a dataset's name"):
-        inspect("/nowhere.h5", 7, together=True)
+        inspect("/nowhere.h5", 7, collective_open=True)
 
 
 def test_a_process_that_is_alone_reads_as_without(zoo: str) -> None:
-    layout = inspect(zoo, "deflate", together=True)
+    layout = inspect(zoo, "deflate", collective_open=True)
     assert isinstance(layout, Layout)
     assert layout.digest == inspect(zoo, "deflate").digest
-    assert len(H5Dataset(zoo, "deflate", together=True)) == 10
+    assert len(H5Dataset(zoo, "deflate", collective_open=True)) == 10

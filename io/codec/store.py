@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
-from solar.errors import LayoutError, PlanError, ReadError, SolarError
+from solar.errors import LayoutError, PlanError, ReadError, SolarError, renamed_arguments
 from solar.io.channels.control import Ranks
 from solar.io.codec.chunk_values import Pieces
 from solar.io.codec.codec import Codec, parse
@@ -62,6 +62,7 @@ class Stored:
     again: int  # bytes of values that an earlier run had encoded
 
 
+@renamed_arguments(told="progress")
 def compress(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -412,6 +413,7 @@ def _naming_files(path: Path, out: Path) -> Iterator[None]:
 # Until the file is done, these chunks take twice their space on disk.
 
 
+@renamed_arguments(told="progress")
 def compress_together(
     ranks: Ranks,
     source: str | os.PathLike[str],

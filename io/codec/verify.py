@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import LayoutError, SolarError
+from solar.errors import LayoutError, SolarError, renamed_arguments
 from solar.io.codec.chunk_values import Restored, by_libhdf5
 from solar.io.codec.codec import OUR_FILTER
 from solar.io.codec.diff import differences
@@ -201,6 +201,7 @@ class Verified:
         return not self.differences and all(field.holds for field in self.fields)
 
 
+@renamed_arguments(told="progress")
 def verify(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,

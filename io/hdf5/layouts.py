@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import LayoutError, SolarError
+from solar.errors import LayoutError, SolarError, renamed_arguments
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, chunk_arrays, running
 from solar.io.hdf5.datatype import dtype_of, forms_of
@@ -43,20 +43,21 @@ def check_whole(files: list[str]) -> None:
 
 @overload
 def inspect(
-    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto", collective_open: bool = False
 ) -> dict[str, Layout]: ...
 @overload
 def inspect(
-    path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+    path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto", collective_open: bool = False
 ) -> Layout: ...
 @overload
 def inspect(
-    path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+    path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto", collective_open: bool = False
 ) -> Any: ...
 
 
+@renamed_arguments(together="collective_open")
 def inspect(
-    path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+    path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto", collective_open: bool = False
 ) -> Any:
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
@@ -66,8 +67,9 @@ def inspect(
     returned in the same structure. A name with stars, "/mol/*/energy", means the rows of many groups, in order.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
     `cache`: the folder for the chunk tables of large datasets; "auto" for the user's, None for none.
-    `together`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the metadata and
-    sends it, or its error, to the others. Each rank waits for all. It has no effect in a process without other ranks.
+    `collective_open`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the
+    metadata and sends it, or its error, to the others. Each rank waits for all. It has no effect in a process without
+    other ranks.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -88,14 +90,14 @@ def inspect(
         with naming_writers(files):
             return read_layouts(files, names, samples, cache)
 
-    layouts = _read_together(path, names, samples, read) if together else read()
+    layouts = _open_collectively(path, names, samples, read) if collective_open else read()
     if names is None:
         return {layout.name: layout for layout in layouts}
     waiting = iter(layouts)
     return _structure(field, lambda _: next(waiting))
 
 
-def _read_together(
+def _open_collectively(
     path: Paths, names: list[str] | None, samples: Samples, read: Callable[[], list[Layout]]
 ) -> list[Layout]:
     """What rank 0 reads, on all ranks; what is read here in a process without other ranks."""
@@ -106,7 +108,9 @@ def _read_together(
     if these is None:
         return read()
     if names is not None and any("*" in name for name in names):
-        raise LayoutError("together=True: names with stars are looked for by each rank: leave together= out")
+        raise LayoutError(
+            "collective_open=True: names with stars are looked for by each rank: leave collective_open= out"
+        )
     return read_together(these, *describe_inspection(path, names, samples), read)
 
 

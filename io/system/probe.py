@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import PlanError, ReadError
+from solar.errors import PlanError, ReadError, renamed_arguments
 from solar.io.remote.fetch import fetched, identity, ready
 from solar.io.remote.location import printable_url as in_public
 from solar.io.system.profile import Profile, Rate, file_system, fit_storage, merge_rates
@@ -50,6 +50,7 @@ IN_MEMORY = {"tmpfs", "ramfs"}
 ProgressCallback = Callable[[str], object]
 
 
+@renamed_arguments(told="progress")
 def probe(
     path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, progress: ProgressCallback | None = None
 ) -> Profile:

@@ -341,7 +341,7 @@ def _loader(arguments: argparse.Namespace, names: list[str], ranks: Ranks) -> tu
     from solar import DataLoader, H5Dataset, PlanSampler  # only here: torch takes seconds to import
 
     fields, samples = sample_arguments.fields(arguments, names)
-    data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where, together=ranks.ranks > 1)
+    data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where, collective_open=ranks.ranks > 1)
     seed, drop, order = arguments.seed, arguments.drop_last, mixed.sampler_options(arguments)
     sampler = PlanSampler(data, ranks.ranks, ranks.rank, seed=seed, drop_last=drop, **order)
     shown = ranks.rank == 0 and sys.stderr.isatty() and find_spec("tqdm") is not None

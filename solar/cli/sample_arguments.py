@@ -290,7 +290,7 @@ def sample_maps(
         return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
     every = [field_of_arguments(arguments, name) for name in layouts]
     fields: list[Field | None] = [one if isinstance(one, Field) else None for one in every]
-    looking = {"cache": "auto", "together": False}
+    looking = {"cache": "auto", "collective_open": False}
     own = map_fields(arguments.file, [*layouts.values()], fields, windows_or_crops(arguments) or "rows", looking)
     return layouts, dict(zip(layouts, own, strict=True))
 

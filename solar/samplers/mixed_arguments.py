@@ -51,7 +51,7 @@ def mixed_blocks_order(
     elif found.draws and found.boxes:
         raise ValueError(
             'order="mixed": each epoch draws the places of these crops anew, so no two samples are neighbours in every '
-            'epoch. Take Crops(at="grid"), or say with together= which samples are of one volume'
+            'epoch. Take Crops(at="grid"), or say with groups= which samples are of one volume'
         )
     else:
         lies = placement(found, samples)

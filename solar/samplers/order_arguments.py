@@ -34,7 +34,7 @@ Amount = int | float | str | None  # of samples: a number, a share of all, or by
 Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
 
 BLOCK = 1024  # samples of a block, if nobody says
-ONE_OF = ("weights", "labels", "together", "order", "by_length", "study")
+ONE_OF = ("weights", "labels", "groups", "order", "by_length", "study")
 MIXED = "mixed"
 
 
@@ -53,8 +53,9 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
             "a part of a Mixture has not its shares: take the part of each source, and make a Mixture of these"
         )
     if mixes and shuffle and len(dataset):
-        together = by["together"]
-        groups = None if together is None else _classes(column(dataset, together, "together"), "together")[0]
+        groups = by["groups"]
+        if groups is not None:
+            groups = _classes(column(dataset, groups, "groups"), "groups")[0]
         study = None if by["study"] is None else _study(by["study"])[0]
         return mixed_arguments.mixed_blocks_order(dataset, by["block"], by["window"], groups, study)
     if len(kinds) > 1:
@@ -87,7 +88,7 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
         classes, labels = _classes(column(dataset, by[kind], kind), kind)
         names = [label_text(label) for label in labels.tolist()]
         return by_classes(classes, names, _shares(by["per_class"], labels.tolist()), length)
-    if kind == "together":
+    if kind == "groups":
         return by_groups(_classes(column(dataset, by[kind], kind), kind)[0], shuffle=shuffle)
     if kind == "by_length":
         return by_length(sample_lengths(dataset, by[kind]), run_length(by["run"]))

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar import _native
-from solar.errors import PlanError
+from solar.errors import PlanError, renamed_arguments
 from solar.io.channels import detect
 from solar.samplers.order_arguments import Amount, Column, Order, PerClass, choose_order
 from solar.samplers.orders import EpochOrder
@@ -73,12 +73,12 @@ class PlanSampler(DistributedSampler[int]):
     - `weights`: samples are drawn with replacement, each as often as its weight says.
     - `labels`: by class. per_class="equal" has each class equally often, a dict or list of weights as often as they
       say. Every sample of a class comes once before any comes twice, also from epoch to epoch.
-    - `together`: a number or name of each sample's group. Groups are shuffled, all of a group comes in a row.
+    - `groups`: a number or name of each sample's group. Groups are shuffled, all of a group comes in a row.
     - `order`: an array of samples, or a function of the epoch that gives one. order="blocks" or "blocks:4096" shuffles
       blocks of 1,024 or 4,096 samples, and within each: for who has no memory, and far from a shuffle.
     - `order="mixed"`: blocks of `block` neighbouring samples, shuffled, and then the samples of each `window`. For who
       has memory for a window. Both are numbers of samples, bytes ("1MiB") or shares of the data (0.01). A block ends
-      where a chunk does. With `together` whole groups move; with `study` all its jobs have the blocks in one order.
+      where a chunk does. With `groups` whole groups move; with `study` all its jobs have the blocks in one order.
     - `by_length`: how long each sample is, or True for those of Ragged fields. `run` samples of similar length come in
       a row, so that batches need little padding: give the samples of a step, batch_size times the number of ranks.
     - `study`: a number that several jobs have in common, each with its own seed. Each has a shuffle of its own, and all
@@ -93,6 +93,7 @@ class PlanSampler(DistributedSampler[int]):
 
     by: EpochOrder | None = None  # of those that 0.1.0 pickled, too
 
+    @renamed_arguments(together="groups")
     def __init__(
         self,
         dataset: Dataset[Any],
@@ -107,7 +108,7 @@ class PlanSampler(DistributedSampler[int]):
         num_samples: int | None = None,
         labels: Column = None,
         per_class: PerClass = None,
-        together: Column = None,
+        groups: Column = None,
         order: Order = None,
         by_length: Column | bool = None,
         run: int | None = None,
@@ -126,7 +127,7 @@ class PlanSampler(DistributedSampler[int]):
         drop = drop_last if tail is None else tail == "drop"
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop)
         self.tail: Tail = tail or ("drop" if drop else "pad")
-        by = {"weights": weights, "labels": labels, "per_class": per_class, "together": together, "order": order}
+        by = {"weights": weights, "labels": labels, "per_class": per_class, "groups": groups, "order": order}
         by |= {"by_length": by_length, "run": run, "study": study, "block": block, "window": window}
         self.by = choose_order(dataset, by, num_samples, shuffle)  # None: torch's shuffle
         self.total_size = self._size(self.length)

@@ -42,7 +42,7 @@ def group_rule(fields: Any, samples: Any) -> Groups | None:
 
 
 def build(
-    path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, collective: bool
+    path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, collective_open: bool
 ) -> tuple[Any, Sequence[SampleMap | None]]:
     """Builds the layouts of the fields, in their structure, and the sample map of each."""
     if not isinstance(samples, str | Windows | Crops):
@@ -50,21 +50,21 @@ def build(
     if isinstance(samples, str) and samples not in ("rows", "files"):
         if samples != "groups" and not samples.startswith("/"):
             raise ValueError(f"samples={samples!r}: {SAMPLES_MAY_BE}")
-        if collective or reader != "auto":
+        if collective_open or reader != "auto":
             raise LayoutError(
                 f"samples={samples!r}: groups are read natively, and looked for by each rank; the second one to open "
-                "a file finds them in the cache: leave together= and reader= out"
+                "a file finds them in the cache: leave collective_open= and reader= out"
             )
         pattern = "" if samples == "groups" else samples
         return _arrange(fields, of_groups(path, leaves(fields), pattern, cache))
     if in_groups(path, leaves(fields)):
-        if collective or reader != "auto":
+        if collective_open or reader != "auto":
             raise LayoutError(
-                "rows of groups are looked for by each rank, and read natively: leave together= and reader= out"
+                "rows of groups are looked for by each rank, and read natively: leave collective_open= and reader= out"
             )
         return _arrange(fields, maps_in_groups(path, leaves(fields), samples, cache))
     field_arguments = [field if isinstance(field, Field) else None for field in leaves(fields)]
-    look: dict[str, Any] = {"cache": cache, "together": collective}
+    look: dict[str, Any] = {"cache": cache, "collective_open": collective_open}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
     elsewhere = isinstance(samples, Crops) or any(field and field.axis is not None for field in field_arguments)
     joined = any(field and field.file for field in field_arguments)
@@ -81,7 +81,7 @@ def build(
     if elsewhere or joined:
         found = mapped(fields, lambda field: inspect(field_files(field, path), field_name(field), samples=kind, **look))
     else:
-        found, columns = _arrange(fields, of_rows(path, leaves(fields), kind, cache, together=collective))
+        found, columns = _arrange(fields, of_rows(path, leaves(fields), kind, cache, collective_open=collective_open))
     layouts = found if reader == "auto" else mapped(found, lambda layout: _by_mpio(layout, reader))
     return layouts, columns if unequal else map_fields(path, leaves(layouts), field_arguments, samples, look)
 
@@ -151,7 +151,7 @@ def map_fields(
     if not windows:
         return [random_rows(layout, field) for layout, field in zip(layouts, field_arguments, strict=True)]
     places = samples if isinstance(samples, Windows) else Windows()
-    whole = extents_of(path, layouts, steps, places, looking["cache"], together=looking["together"])
+    whole = extents_of(path, layouts, steps, places, looking["cache"], collective_open=looking["collective_open"])
     return [whole.of_fields((one,)) for one in steps]
 
 

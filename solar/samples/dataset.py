@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
-from solar.errors import LayoutError, PlanError
+from solar.errors import LayoutError, PlanError, renamed_arguments
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder
 from solar.io.hdf5.layouts import Samples
@@ -99,9 +99,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     `stage` is a folder of a local disk: what is read for the first time stays there, and is read from there again, up
     to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). See docs/staging.md.
 
-    With `together=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to the
-    others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI or
-    torch.distributed must be initialised, and each rank waits for all. An error on rank 0 is raised on all ranks.
+    With `collective_open=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to
+    the others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI
+    or torch.distributed must be initialised, and each rank waits for all. An error on rank 0 is raised on all ranks.
 
     `reader` "mpio" reads by libhdf5's parallel driver, each rank for itself; h5py must be built with MPI. With
     "mpio-collective" all ranks of MPI's world read each batch together, from one file. All must ask for equally many
@@ -121,6 +121,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     (100, (8, 8), 99)
     """
 
+    @renamed_arguments(together="collective_open")
     def __init__(
         self,
         path: Paths,
@@ -132,7 +133,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         reader: By = "auto",
         transform: Transform | None = None,
         thread_safe: bool = False,
-        together: bool = False,
+        collective_open: bool = False,
         where: Where | None = None,
         stage: str | os.PathLike[str] | None = None,
         stage_size: int | str | None = None,
@@ -144,7 +145,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         check_beside(leaves(fields))
         every, fields = fields, without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
-            self.layouts, own = build(path, fields, samples, reader, cache, together)
+            self.layouts, own = build(path, fields, samples, reader, cache, collective_open)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.groups = group_rule(fields, samples)

@@ -305,12 +305,14 @@ class RaggedRows:
         return f"{own.paths[file]}: {self.given.name}, sample {sample - int(np.searchsorted(own.part_file, file))}"
 
 
-def columns_of(path: Paths, ragged: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> RaggedRows:
+def columns_of(
+    path: Paths, ragged: Ragged | CSR, cache: Folder = "auto", *, collective_open: bool = False
+) -> RaggedRows:
     """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
     return (
-        _of_matrix(path, ragged, cache, together)
+        _of_matrix(path, ragged, cache, collective_open)
         if isinstance(ragged, CSR)
-        else rows_of_ragged(path, ragged, cache, together)
+        else rows_of_ragged(path, ragged, cache, collective_open)
     )
 
 
@@ -332,8 +334,8 @@ def _lies_there(layout: Layout) -> Layout:
     return layout
 
 
-def rows_of_ragged(path: Paths, ragged: Any, cache: Folder, together: bool) -> RaggedRows:
-    layout = _lies_there(inspect(path, ragged.name, cache=cache, together=together))
+def rows_of_ragged(path: Paths, ragged: Any, cache: Folder, collective_open: bool) -> RaggedRows:
+    layout = _lies_there(inspect(path, ragged.name, cache=cache, collective_open=collective_open))
     where = f"{layout.paths[0]}: {layout.title}"
     if not layout.shape or layout.per_file:
         raise LayoutError(f"{where} is a scalar; samples of unequal length are stretches of rows")
@@ -341,7 +343,7 @@ def rows_of_ragged(path: Paths, ragged: Any, cache: Folder, together: bool) -> R
     if word is None:
         return varying_rows(layout, ragged, where)
     check_telling(layout, where)
-    telling = inspect(path, getattr(ragged, word), cache=cache, together=together)
+    telling = inspect(path, getattr(ragged, word), cache=cache, collective_open=collective_open)
     return check_rows(RaggedRows(ragged, (layout,), *_spans(layout, telling, word)))
 
 
@@ -421,12 +423,12 @@ def check_rows(found: RaggedRows) -> RaggedRows:
 # --- matrices ----
 
 
-def _of_matrix(path: Paths, csr: CSR, cache: Folder, together: bool) -> RaggedRows:
+def _of_matrix(path: Paths, csr: CSR, cache: Folder, collective_open: bool) -> RaggedRows:
     name = csr.name.rstrip("/")
     parts: Sequence[str] = ("data", "indices", "indptr")
     shapes = [matrix_shape(file, name) for file in files_of(path)]
     data, indices, indptr = (
-        _lies_there(inspect(path, f"{name}/{one}", cache=cache, together=together)) for one in parts
+        _lies_there(inspect(path, f"{name}/{one}", cache=cache, collective_open=collective_open)) for one in parts
     )
     for layout, kinds in ((data, "biufc"), (indices, "iu")):
         where = f"{layout.paths[0]}: {layout.title}"

@@ -19,17 +19,28 @@ Found = tuple[list[Layout], list[RaggedRows | None]]  # None: each sample is a r
 
 
 def of_rows(
-    path: Paths, fields: Sequence[Any], samples: Samples = "rows", cache: Folder = "auto", *, together: bool = False
+    path: Paths,
+    fields: Sequence[Any],
+    samples: Samples = "rows",
+    cache: Folder = "auto",
+    *,
+    collective_open: bool = False,
 ) -> Found:
     """The Layouts of these fields; and of each that is Ragged or a CSR matrix, where its samples lie."""
     columns: list[RaggedRows | None] = []
     for field in fields:
         if isinstance(field, Ragged | CSR) and samples == "files":
             raise LayoutError(f'{field.name}: with samples="files" each file is one sample: read its parts as they are')
-        own = columns_of(path, field, cache, together=together) if isinstance(field, Ragged | CSR) else None
+        own = (
+            columns_of(path, field, cache, collective_open=collective_open) if isinstance(field, Ragged | CSR) else None
+        )
         columns.append(own)
     names = [field_name(field) for field, own in zip(fields, columns, strict=True) if own is None]
-    found = iter(inspect(path, names, samples=samples, cache=cache, together=together) if names or not columns else ())
+    found = iter(
+        inspect(path, names, samples=samples, cache=cache, collective_open=collective_open)
+        if names or not columns
+        else ()
+    )
     layouts = [next(found) if own is None else own.layouts[0] for own in columns]
     if any(columns):
         check_counts([by_sample(own, one) for one, own in zip(layouts, columns, strict=True)])

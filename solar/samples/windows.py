@@ -76,7 +76,7 @@ def extents_of(
     given: Windows,
     cache: Folder = "auto",
     *,
-    together: bool = False,
+    collective_open: bool = False,
 ) -> RowWindows:
     """The places of such windows, those of all fields. LayoutError where a file has none, or tells nonsense."""
     first = layouts[0]
@@ -85,7 +85,7 @@ def extents_of(
             f"{first.paths[0]}: {first.title}: windows are made of rows, and "
             + ('with samples="files" each file is one sample' if first.per_file else "a scalar has none")
         )
-    parts = stretches_of_parts(path, first, given, cache, together)
+    parts = stretches_of_parts(path, first, given, cache, collective_open)
     reached = [0, *(step for one in steps if one is not None for step in one)]
     reach = min(reached), max(reached)
     found = windows(parts.begins, parts.ends, every=given.every, reach=reach, pad=given.pad is not None)
@@ -104,14 +104,16 @@ def refuse_reach(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> No
     )
 
 
-def stretches_of_parts(path: Paths, layout: Layout, windows: Windows, cache: Folder, together: bool) -> Stretches:
+def stretches_of_parts(
+    path: Paths, layout: Layout, windows: Windows, cache: Folder, collective_open: bool
+) -> Stretches:
     if layout.groups is not None:
         return Stretches(layout.part_first[:-1], layout.part_first[1:], "groups")
     begins, ends = layout.first_of_files[:-1], layout.first_of_files[1:]
     word = next((word for word in TOLD_BY if getattr(windows, word) is not None), None)
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
-    telling = inspect(path, getattr(windows, word), cache=cache, together=together)
+    telling = inspect(path, getattr(windows, word), cache=cache, collective_open=collective_open)
     values = values_of(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
