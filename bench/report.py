@@ -159,13 +159,13 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
-        ("serving.md", "serve"): tables.serve(quoted("serve")),
-        ("serving.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
+        ("measured.md", "serve"): tables.serve(quoted("serve")),
+        ("measured.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
         ("training.md", "training"): training.measured(quoted("training")),
         ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
-        ("orders.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
-        ("orders.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
-        ("orders.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
+        ("measured.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
+        ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
+        ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
