@@ -158,7 +158,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("recipes.md", "recipes"): recipes.recipes(quoted("recipes"), recipes.RECIPES),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
-        ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
+        ("measured.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("measured.md", "serve"): tables.serve(quoted("serve")),
         ("measured.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
         ("training.md", "training"): training.measured(quoted("training")),
