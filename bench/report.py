@@ -161,12 +161,12 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("measured.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("measured.md", "serve"): tables.serve(quoted("serve")),
         ("measured.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
-        ("training.md", "training"): training.measured(quoted("training")),
-        ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
+        ("measured.md", "training"): training.measured(quoted("training")),
+        ("measured.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
         ("measured.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
         ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
-        ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
+        ("measured.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
 
