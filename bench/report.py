@@ -155,7 +155,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "accelerators"): accelerators.accelerators(quoted("accelerators"), every),
-        ("recipes.md", "recipes"): recipes.recipes(quoted("recipes"), recipes.RECIPES),
+        ("measured.md", "recipes"): recipes.recipes(quoted("recipes"), recipes.RECIPES),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("measured.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
