@@ -164,7 +164,7 @@ bench: $(VENV)/.bench
 bench-full: $(VENV)/.bench
 	$(BIN)/python -m bench.matrix --full
 
-# All that is to be shown on a GPU; writes bench/results/gpu.jsonl and the table of docs/gpu.md.
+# All that is to be shown on a GPU; writes bench/results/gpu.jsonl and the table of docs/measured.md.
 gpu: $(VENV)/.dev $(VENV)/.gpu $(VENV)/.bench
 	$(BIN)/python -m bench.gpu --record
 

@@ -4,9 +4,9 @@
 
 Runs the tests that need a GPU, then bench.device, bench.device_decode and bench.device_training, each in a process
 of its own with a limit of time, so that one that hangs costs only itself. Records go to build/bench/gpu.jsonl; --record
-takes bench/results/gpu.jsonl, and writes the table of docs/gpu.md from it. A step that was recorded within an hour is
-not run again: after a break, give the same command. `--device cpu` runs all of it on the host, and shows only that it
-runs.
+takes bench/results/gpu.jsonl, and writes the table of docs/measured.md from it. A step that was recorded within an hour
+is not run again: after a break, give the same command. `--device cpu` runs all of it on the host, and shows only that
+it runs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     table = tables.gpu(records.read(asked.out))
     print(f"\n{table}")
     if recorded:
-        report.put_into(report.DOCS / "gpu.md", "results", table)
+        report.put_into(report.DOCS / "measured.md", "results", table)
     return status
 
 

@@ -9,7 +9,7 @@ reading     what an epoch of exact and mixed orders reads on the slowed mount wi
             beside what scDataset and Lance would read (bench/orders_reading.py)
 web         the same over the web, by the server's counters
 
-docs/orders.md has the tables; --record adds the lines to bench/results/orders.jsonl.
+docs/measured.md has the tables; --record adds the lines to bench/results/orders.jsonl.
 """
 
 from __future__ import annotations

@@ -172,18 +172,18 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "accelerators"): accelerators.accelerators(records.quoted("accelerators"), every),
-        ("recipes.md", "recipes"): recipes.recipes(records.quoted("recipes"), recipes.RECIPES),
+        ("measured.md", "recipes"): recipes.recipes(records.quoted("recipes"), recipes.RECIPES),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl"), hidden=True),
-        ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
-        ("serving.md", "serve"): tables.serve(records.quoted("serve")),
-        ("serving.md", "serve_nodes"): serve_nodes.table(records.quoted("serve_nodes")),
-        ("training.md", "training"): training.measured(records.quoted("training")),
-        ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
-        ("orders.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
-        ("orders.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
-        ("orders.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
-        ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
+        ("measured.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
+        ("measured.md", "serve"): tables.serve(records.quoted("serve")),
+        ("measured.md", "serve_nodes"): serve_nodes.table(records.quoted("serve_nodes")),
+        ("measured.md", "training"): training.measured(records.quoted("training")),
+        ("measured.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
+        ("measured.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
+        ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
+        ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
+        ("measured.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
 

@@ -411,7 +411,7 @@ SENT = {
 
 
 def gpu(found: Iterable[Record]) -> str:
-    """The claims of docs/gpu.md, and what was measured of them; of records of the same, the last one counts."""
+    """What is claimed of GPUs, and what was measured (docs/measured.md); of equal records the last one counts."""
     keys = ("step", "what", "coder", "predictor", "out")
     whole = [one for one in found if "failed" not in one or one["step"] == "tests"]
     by = [*{tuple(one.get(key) for key in keys): one for one in whole}.values()]

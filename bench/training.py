@@ -7,7 +7,7 @@ and by frequency, each in a process of its own, in turns. link: CosmoFlow on two
 between them slowed by tc (tests/hosts: needs root and iproute2), gradients sent as they are, by torch's own hooks, and
 in few bits; bytes are those that left the network card. losses: three surrogates, three seeds each, every way to keep
 activations and some to send gradients; times are not told there, so two processes run at once, on a thread each.
-docs/training.md has the tables.
+docs/measured.md has the tables.
 """
 
 from __future__ import annotations
