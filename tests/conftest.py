@@ -63,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
+    config.addinivalue_line("markers", "every_case: `make test` tries all cases, for each takes little")
     config.addinivalue_line("markers", "slow(but=(), every=0): not in `make test`, but for these or every n-th of them")
 
 
@@ -96,10 +97,10 @@ def _leave_slow_out(items: list[pytest.Item]) -> None:
 
 
 def _try_few_cases(items: list[pytest.Item]) -> None:
-    """Skips most cases of a test that has many. One that is marked slow says itself which of them are tried."""
+    """Skips most cases of a test that has many. A mark says otherwise: every_case, or slow, which says which of them."""
     cases = dict[str, list[pytest.Item]]()
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("slow", "every_case"))):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in cases.values():
         tried = {round(place * (len(each) - 1) / (FEW_CASES - 1)) for place in range(FEW_CASES)}

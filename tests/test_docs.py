@@ -22,6 +22,8 @@ from kit import settle
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, SolarError
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)

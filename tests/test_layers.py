@@ -16,6 +16,8 @@ import pytest
 
 import solar
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values _native"
 IO = "io.waiting io.world io.remote io.system io.channels io.hdf5 io.reading"

@@ -8,9 +8,13 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import solar
 from solar import _native
 from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
+
+pytestmark = pytest.mark.every_case
 
 ROOT = Path(__file__).parent.parent
 

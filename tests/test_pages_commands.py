@@ -14,6 +14,8 @@ import pytest
 
 from solar.cli import main
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 PAGES = ("quickstart", "communities", "faq", "tuning")
 # What a command takes beside what the page says, so that it is over soon; and what it prints then.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "promises").glob("*.md"))
 

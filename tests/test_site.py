@@ -23,6 +23,8 @@ import pytest
 import solar
 from solar.io import example_files as specimen
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 NAMES = sorted(name for name in solar.__all__ if name != "__version__")

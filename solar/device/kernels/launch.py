@@ -18,8 +18,8 @@ LAUNCH_SCRATCH = 256 << 20  # bytes a launch may take beside what it reads and w
 TABLE_PLACES = 17 * 1024  # of a set of tables
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # How programs are cut; the bits that come out do not depend on it. On a GPU short steps and few registers leave room
-# for more tiles at once, and wide rows are read in fewer pieces (docs/measured.md has what others gave on an H200). Triton's
-# interpreter is slow by calls, not by values. Triton is told to fuse nothing by itself.
+# for more tiles at once, and wide rows are read in fewer pieces (docs/measured.md has what others gave on an H200).
+# Triton's interpreter is slow by calls, not by values. Triton may fuse nothing by itself.
 WARP: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 WIDE: dict[str, dict[str, Any]] = {
     "cuda": {"LENGTH": 512, "ROWS": 8, "COLUMNS": 128, "num_warps": 4, "maxnreg": 64, "enable_fp_fusion": False},
