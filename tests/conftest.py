@@ -97,7 +97,7 @@ def _leave_slow_out(items: list[pytest.Item]) -> None:
 
 
 def _try_few_cases(items: list[pytest.Item]) -> None:
-    """Skips most cases of a test that has many. A mark says otherwise: every_case, or slow, which says which of them."""
+    """Skips most cases of a test that has many. Marks say otherwise: every_case, or slow, which says which."""
     cases = dict[str, list[pytest.Item]]()
     for item in items:
         if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("slow", "every_case"))):

@@ -103,7 +103,7 @@ class _Fetchers:
 
     def _work(self) -> None:
         while (order := _native.far_take()) is not None:
-            if _native.far_waiting():
+            if _native.far_short_of_threads():  # before this one waits for its answer, however long that takes
                 with suppress(ReadError):  # then fewer threads fetch
                     self._grow()
             number, url, offset, nbytes, was = order

@@ -82,6 +82,6 @@ void bind_far(nb::module_& module) {
   module.def("far_refuse", &refuse, "number"_a, "code"_a, "why"_a);
   module.def("far_begin", [](std::uint64_t most) { solar::Far::get().begin(most); }, "most_under_way"_a);
   module.def("far_end", [] { solar::Far::get().end(); });
-  module.def("far_waiting", [] { return solar::Far::get().waiting(); });
+  module.def("far_short_of_threads", [] { return solar::Far::get().short_of_threads(); });
   module.def("far_forget", [] { solar::Far::forget(); });
 }

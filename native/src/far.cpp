@@ -351,9 +351,9 @@ void Far::end() {
   for (const Order& order : orders) refuse(order.number, ECANCELED, "the program ends");
 }
 
-std::size_t Far::waiting() const {
+bool Far::short_of_threads() const {
   const std::lock_guard lock(mutex_);
-  return orders_.size();
+  return !orders_.empty() || fetchers_.count() == 0;
 }
 
 }  // namespace solar

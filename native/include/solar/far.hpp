@@ -87,8 +87,8 @@ class Far {
   // is refused in words. After `patience` without an answer to any order, who waits for one in read or look gives up.
   void begin(std::uint64_t most_under_way, std::chrono::nanoseconds patience = longest_silence) noexcept;
   void end();
-  // Orders that nobody has taken yet.
-  std::size_t waiting() const;
+  // Whether an order waits for a thread that takes it, or the next one would: no thread is in take().
+  bool short_of_threads() const;
 
  private:
   struct Pending {
