@@ -104,7 +104,7 @@ TEST_CASE("positions that are not one place for each row are refused at submit")
 
 TEST_CASE("what is counted of each ticket adds up to what the reader counts, in errors, too") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 60; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(60U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed);

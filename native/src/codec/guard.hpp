@@ -56,6 +56,12 @@ T upper_end(T value, double bound) {
     return static_cast<T>(std::min<__int128>(value + static_cast<__int128>(std::min(bound, 0x1p70)), highest_of<T>));
 }
 
+// A whole number of the same width, for comparing bits: unlike same_bits(), the compiler makes vectors of that.
+template <class T>
+using BitsOf = std::conditional_t<sizeof(T) == 1, std::uint8_t,
+                                  std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                                     std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+
 // Marks of an array's own type. An idle one allows everything.
 template <class T>
 class Guard {
@@ -120,9 +126,7 @@ class Guard {
   }
 
  private:
-  using Bits = std::conditional_t<
-      sizeof(T) == 1, std::uint8_t,
-      std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+  using Bits = BitsOf<T>;
   struct Range {
     T low, high;
   };

@@ -70,14 +70,19 @@ bool may_stand(T value, T restored, double bound) {
   }
 }
 
+// The bits of a float32 as a whole number whose order is that of the values.
+inline std::int32_t ordered_bits(float value) {
+  const auto bits = std::bit_cast<std::int32_t>(value);
+  return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
 // The integer for a value, or false where there is none.
 template <class T>
 bool quantise(T value, const Quantiser& how, std::int32_t& out) {
   if constexpr (std::is_floating_point_v<T>) {
     if constexpr (sizeof(T) == 4) {
       if (how.quanta == Quanta::bits) {
-        const auto bits = std::bit_cast<std::int32_t>(value);
-        out = bits < 0 ? bits ^ 0x7fffffff : bits;
+        out = ordered_bits(value);
         return true;
       }
     }
