@@ -23,9 +23,11 @@ std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch&);    // filter 320
 std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch&);   // filter 32026: a contiguous frame
 
 // Rearrangements. REQUIRES: out.size() >= in.size(), no overlap.
-void unshuffle(Bytes in, MutableBytes out, std::size_t itemsize);     // byte shuffle; the tail that is no whole item is copied
-void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize);  // bit transpose of whole groups of 8 items, as the bitshuffle library
-                                                                      // REQUIRES: in.size() % (8 * itemsize) == 0
+// The byte shuffle; the tail that is no whole item is copied.
+void unshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
+// The bit transpose of whole groups of 8 items, as the bitshuffle library does it. REQUIRES: in.size() % (8 * itemsize)
+// == 0.
+void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
 
 // Integers and sums.
 std::size_t decode_scaleoffset(Bytes in, MutableBytes out, const Filter& filter);

@@ -13,8 +13,8 @@
 namespace solar::codec {
 namespace {
 
-constexpr std::size_t piece = 512;  // values quantised together, or one by one
-                                    // where any needs a closer look
+// So many values are quantised together. If one of them asks for a closer look, they are quantised one by one.
+constexpr std::size_t piece = 512;
 
 // One value that may stand for all of them.
 template <class T>
@@ -196,7 +196,9 @@ void choose_axes(const Ints& integers, Extent extent, std::uint32_t tried, Coder
     for (const unsigned axis : {1u, 2u, 4u}) {
       if ((axes & ~done & axis) == 0) continue;
       difference(now->data(), extent, axis, next.data());
-      if (axis == 1)  // the first is the origin; not where nothing is foretold: zeros, which are many, stay zeros
+      // The first value of the tile is its origin, so rows begin with their difference from it. Without any prediction
+      // nothing is subtracted: data with many zeros keep them.
+      if (axis == 1)
         for (std::size_t i = 0; i < count; i += extent.x) next[i] = sub(next[i], integers[0]);
       std::swap(trial, next);
       now = &trial;
@@ -321,7 +323,8 @@ double estimate(const Ints& residuals, Coder coder) {
   }
   Size sizes[most_blocks];
   encoding_kernels().sizes(residuals.data(), blocks, sizes);
-  for (std::size_t b = 0; b < blocks; ++b)  // the entropies of geometric sizes, with signs and without, nearly
+  // Nearly the entropy of sizes that are distributed geometrically, with signs and without.
+  for (std::size_t b = 0; b < blocks; ++b)
     bits += block * std::log2(1 + static_cast<float>(sizes[b].sum) * ((sizes[b].negative ? 5.44f : 3.2f) / block));
   return bits;
 }

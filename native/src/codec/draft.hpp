@@ -1,4 +1,10 @@
-// A tile between its values and its bytes: residuals, and what is kept beside them.
+// A Draft is a tile on its way from values to bytes: residuals, and the runs of values that are kept beside them.
+//
+// Drafts makes the drafts of a chunk, each when it is taken, and once. It refers to the array and the marks, which must
+// outlive it; the drafts own their memory. Nothing is shared, so any number of threads may encode, each its own chunk;
+// memory that a thread keeps for its next tile belongs to that thread (kept.hpp). Every value of a draft comes back
+// within the bound, or is in a run: who chooses among drafts decides about size, never about correctness. Error(codec)
+// for a bound or a shape that no chunk can have.
 #pragma once
 
 #include <algorithm>

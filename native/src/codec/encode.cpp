@@ -201,7 +201,9 @@ bool may_be_exact_in(const Array& array, const Chunk& as, Coder coder, std::size
   return least * static_cast<double>(values) <= 8.0 * static_cast<double>(nbytes);
 }
 
-constexpr std::size_t many = 32;  // values for each run that is kept, or fewer: every bit may take less
+// If there is a run beside the coder's bytes for so many values, or for fewer, a chunk that keeps every bit may be
+// smaller.
+constexpr std::size_t many = 32;
 
 }  // namespace
 }  // namespace codec

@@ -1,4 +1,7 @@
-// What quantising must not confuse: values that say "missing" with others, and the sides of limits.
+// A Guard says what quantising must not confuse: values that say "missing" with others, and the sides of limits.
+//
+// It is a value with a copy of the marks; any thread may ask it. concerns() is quick and looks at many values; where it
+// says true, allows() must be asked of each value. An idle Guard concerns nothing and allows everything.
 #pragma once
 
 #include <algorithm>

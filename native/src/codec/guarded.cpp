@@ -12,7 +12,8 @@
 namespace solar::codec {
 namespace {
 
-constexpr std::size_t few = 128;  // values for a run, or more: no other way is tried
+// With so many values for each run, or more, the runs cost so little that no other way is tried.
+constexpr std::size_t few = 128;
 
 // The first of the values from `first` to `end` - 1 that is marked (`wanted` 1) or is not (0); `end` if there is none. It
 // looks at eight at a time: of most neighbours all are marked or none.
@@ -26,7 +27,8 @@ std::size_t find_marked(const std::uint8_t* marked, std::size_t first, std::size
   return first;
 }
 
-constexpr std::size_t near = 4;  // values that a straight line goes over: a longer one has more to tell than one value
+// A straight line goes over so many values. Over more of them the value before the marks foretells as well.
+constexpr std::size_t near = 4;
 
 // The shares of the way from one end of a short line to the other.
 constexpr auto shares = [] {

@@ -19,8 +19,8 @@ template <>
 struct Traits<float> {
   using Bits = std::uint32_t;
   static constexpr int mantissa = 23, exponents = 255, bias = 127;
-  static constexpr double reach = 0x1p22;    // largest value, in bounds, of which
-                                             // a step is still half its rounding
+  // The largest value, in bounds, at which a step is still half its rounding.
+  static constexpr double reach = 0x1p22;
   static constexpr double margin = 0x1p-22;  // for the rounding of the quotient
   static constexpr double least = 0x1p-110;  // step, so that a sixteenth of it is normal
 };
@@ -201,7 +201,9 @@ Quantiser plain_quantiser(std::span<const T> values, double bound) {
     return whole_quantiser(values, bound);
 }
 
-constexpr double worth_aligning = 0.5;  // bits for each value that would be kept beside the coder's bytes
+// Marks that take more bits than this for each value of the chunk, if they are kept beside the coder's bytes, are worth
+// a finer step or another base.
+constexpr double worth_aligning = 0.5;
 
 // What it would cost to keep marks and what is near to limits, where that is much.
 template <class T>

@@ -1,4 +1,8 @@
-// From values to integers: which step, and what each value becomes. The encoder's side, which looks before it promises.
+// A Quantiser says how the values of a chunk become integers: by which step, from which base, or by their bits.
+//
+// This is the encoder's side. It promises nothing: whoever uses an integer asks may_stand() first whether what the
+// decoder will restore is within the bound. A Quantiser is a value that refers to the caller's marks. All functions are
+// pure; any thread may call them.
 #pragma once
 
 #include <bit>
