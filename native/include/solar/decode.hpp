@@ -19,8 +19,17 @@ std::size_t decode_blosclz(Bytes in, MutableBytes out);
 // Containers of HDF5 filters and of blosc.
 std::size_t decode_h5lz4(Bytes in, MutableBytes out);                                     // filter 32004
 std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, Scratch&);  // filter 32008
-std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch&);    // filter 32001: one blosc-1 (or blosc-2) chunk
-std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch&);   // filter 32026: a contiguous frame
+
+// Filters 32001, one chunk of blosc 1 (or 2), and 32026, a contiguous frame of blosc 2. Of what is wanted whole blocks are
+// decoded, and no others: their bytes in `out` are unspecified, and damage in them is not seen.
+std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted);
+std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted);
+inline std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch) {
+  return decode_blosc(in, out, scratch, nullptr);
+}
+inline std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch) {
+  return decode_blosc2(in, out, scratch, nullptr);
+}
 
 // Rearrangements. REQUIRES: out.size() >= in.size(), no overlap.
 // The byte shuffle; the tail that is no whole item is copied.
