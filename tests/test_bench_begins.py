@@ -36,7 +36,7 @@ SMALLEST = {
     "bench.judges": "--list",
     "bench.loader": "--quick --parts overhead --folder {new} --out {new}/out",
     "bench.lossy": "--quick --case flow --folder {new} --out {new}/out",
-    "bench.markers": "--quick",
+    "bench.markers": "--quick --out {new}/out",
     "bench.matrix": "--list",
     "bench.opening": "--chunks 1000 --files 10 --folder {new}",
     "bench.orders": "--what cost --samples 50000 --out {new}/out",

@@ -198,6 +198,25 @@ def test_tiles_of_our_codec_are_decoded_alone_where_boxes_want_few(tmp_path: Pat
     assert pending.counts()["chunks_decoded"] == 0
 
 
+@pytest.mark.parametrize("kind", ["blosc", "blosc2"])
+def test_blocks_of_blosc_are_decoded_alone_where_boxes_want_few(tmp_path: Path, kind: str) -> None:
+    hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes blosc chunks")
+    values = np.random.default_rng(5).integers(0, 99, (40, 128, 128)).astype("f4")
+    filter_ = hdf5plugin.Blosc(cname="lz4") if kind == "blosc" else hdf5plugin.Blosc2(cname="lz4")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.create_dataset("u", data=values, chunks=values.shape, **filter_)
+    settle(tmp_path / "b.h5")
+    data = H5Dataset(str(tmp_path / "b.h5"), "u", samples=Crops((1, 8, 10)))
+    every = [*places(values.shape, (1, 8, 10), (0, 0, 0))]
+    pending = data.start_batch([7])
+    assert np.array_equal(pending.wait()[0], cut(values, every[7], (1, 8, 10)))
+    assert pending.counts()["bytes_decoded"] < values.nbytes / 2
+    for index in (len(every) - 1, 30):  # it comes again, so it is decoded whole, and stays
+        pending = data.start_batch([index])
+        assert np.array_equal(pending.wait()[0], cut(values, every[index], (1, 8, 10)))
+    assert pending.counts()["chunks_decoded"] == 0
+
+
 def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return sample | {"image": sample["image"] + rng.random(dtype="f4")}
 

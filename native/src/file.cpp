@@ -170,7 +170,9 @@ ssize_t File::read_some(const iovec* parts, std::size_t count, std::uint64_t off
     std::uint64_t end = offset;
     for (std::size_t i = 0; i < count; ++i) end += parts[i].iov_len;
     if ((flags & RWF_NOWAIT) != 0 && faults::waits(faults::Call::read, path_, offset, end)) {
-      errno = EAGAIN;  // as if it were not in the page cache: what meets the fault is what waits for the storage
+      // The answer is as if the page cache did not hold the bytes: the fault is for the call that waits for the
+      // storage.
+      errno = EAGAIN;
       return -1;
     }
     const faults::Effect effect = faults::meet(faults::Call::read, path_, offset, end);

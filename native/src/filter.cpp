@@ -147,8 +147,7 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       return decode_scaleoffset(in, out, filter);
     case lzf:
       return decode_lzf(in, out);
-    case blosc:
-      return decode_blosc(in, out, scratch);
+    case blosc: return decode_blosc(in, out, scratch, wanted);
     case lz4:
       return decode_h5lz4(in, out);
     case bitshuffle:
@@ -166,8 +165,7 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       decode_codec_cast(in, out, filter, scratch, wanted);
       check_told(in, filter.values.back());
       return out.size();
-    case blosc2:
-      return decode_blosc2(in, out, scratch);
+    case blosc2: return decode_blosc2(in, out, scratch, wanted);
     default:
       throw Error(Kind::codec, no_decoder);
   }
@@ -197,8 +195,10 @@ Pipeline::Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_
   if (const auto reason = unsupported(filters_, itemsize_); !reason.empty()) throw Error(Kind::codec, reason);
 }
 
-bool Pipeline::in_tiles() const noexcept {
-  return filters_.size() == 1 && (filters_[0].id == codec_filter || filters_[0].id == cast_filter);
+bool Pipeline::decodes_parts() const noexcept {
+  if (filters_.size() != 1) return false;
+  const std::uint16_t id = filters_[0].id;
+  return id == codec_filter || id == cast_filter || id == blosc || id == blosc2;
 }
 
 void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch, Wanted* wanted) const {

@@ -1,4 +1,7 @@
-// Memory in pages of its own: what is given back goes to the system, and no heap is left with holes of it.
+// map_pages() and unmap_pages() get memory from the system and give it back, in whole pages, past every heap.
+//
+// The caller owns what it gets, and gives it back with the same length. Any thread may call both. What is given back
+// goes to the system at once, and leaves no holes in a heap. std::bad_alloc where the system has no more.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,8 @@
-// How often a call that failed is made again, and how long after: storage that others share comes back.
+// A Patience says how often a call of the system that failed is made again, and waits in between.
+//
+// Storage that others share comes back: a server that restarts, a handle that went stale, descriptors that others
+// close. Make one for each call that is to be tried; it belongs to one thread. again() sleeps, for 630 ms in all, and
+// never throws. Errors that say the same each time are not tried again.
 #pragma once
 
 #include <cerrno>

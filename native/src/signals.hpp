@@ -1,12 +1,14 @@
-// Threads of ours leave signals to those of the program, but for those that say that a thread itself went wrong: a crash
-// in one of ours must reach whoever reports crashes, and SIGBUS of a mapped file the thread that read it.
+// A FatalSignalsOnly blocks all signals in the calling thread but those that say that a thread itself went wrong.
+//
+// Threads that are started while it lives inherit that: the program's own threads get the signals that are meant for
+// the program. A crash in one of ours still reaches whoever reports crashes, and SIGBUS the thread that read a mapped
+// file. Create and destroy it in the same thread: the destructor restores that thread's mask.
 #pragma once
 
 #include <csignal>
 
 namespace solar {
 
-// Threads that are started while it lives have such signals alone.
 class FatalSignalsOnly {
  public:
   FatalSignalsOnly() {

@@ -49,16 +49,16 @@ TEST_CASE("an abandoned ticket is not read to its end, and those after it are") 
 
 TEST_CASE("tickets are abandoned while they are planned, read and ended") {
   const Folder folder;
-  const auto source = made::contiguous(folder, 64, 1000);
+  const auto source = made::contiguous(folder, 64, 100);
   for (const Backend backend : backends()) {
     forget(*source);
     Reader reader(3, 16, 0, backend);
     made::Random random(5);
     std::vector<std::int64_t> rows(64);
     for (auto& row : rows) row = static_cast<std::int64_t>(random.upto(63));
-    const Values wanted = wanted_rows(contiguous_rows(*source), 1000, rows);
+    const Values wanted = wanted_rows(contiguous_rows(*source), 100, rows);
     for (int i = 0; i < 500; ++i) {
-      Values out(64 * 1000);
+      Values out(64 * 100);
       const auto ticket = reader.submit(source, rows, out);
       for (std::uint64_t spin = random.upto(2000); spin > 0; --spin) std::atomic_signal_fence(std::memory_order_seq_cst);
       reader.abandon(ticket);

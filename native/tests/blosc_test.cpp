@@ -78,6 +78,23 @@ std::vector<std::byte> special(int kind, std::string_view behind = "") {
   return chunk;
 }
 
+// Blocks that are stored as they are, each by itself: byte k of block b is b + k, before a delta to the first is undone.
+std::vector<std::byte> stored_blocks(std::size_t blocks, std::size_t nbytes, bool delta) {
+  std::vector<std::byte> chunk{std::byte{5}, std::byte{1}, std::byte(delta ? 0x38 : 0x30), std::byte{1}};
+  const auto put = [&](std::size_t value) {
+    for (int i = 0; i < 4; ++i) chunk.push_back(static_cast<std::byte>(value >> (8 * i)));
+  };
+  put(blocks * nbytes);
+  put(nbytes);
+  put(16 + blocks * (4 + 4 + nbytes));
+  for (std::size_t b = 0; b < blocks; ++b) put(16 + 4 * blocks + b * (4 + nbytes));
+  for (std::size_t b = 0; b < blocks; ++b) {
+    put(nbytes);
+    for (std::size_t k = 0; k < nbytes; ++k) chunk.push_back(static_cast<std::byte>(b + k));
+  }
+  return chunk;
+}
+
 std::size_t lz(Bytes in, MutableBytes out, Scratch&) { return decode_blosclz(in, out); }
 
 // Every byte in turn gets every one of a few values: the decoder may refuse, or give something of the right size.
@@ -111,6 +128,41 @@ TEST_CASE("a frame of blosc 2 is decoded, with and without axes") {
   for (int i = 0; i < 35; ++i) ramp.push_back(static_cast<std::int16_t>(3 * i));
   CHECK(decoded<std::int16_t>(decode_blosc2, from_hex(kArray), 35) == ramp);
   CHECK_THROWS_AS(decoded<std::int16_t>(decode_blosc2, from_hex(kArray), 34), Error);
+}
+
+TEST_CASE("only blocks of blosc of which something is wanted are decoded, and what they refer to") {
+  for (const bool delta : {false, true}) {
+    const auto chunk = stored_blocks(20, 64, delta);
+    const auto all = decoded(decode_blosc, chunk, 20 * 64);
+    std::vector<std::uint8_t> out(20 * 64, 0xEE);
+    const std::vector<Wanted::Range> ranges{{3 * 64 + 5, 3 * 64 + 6}, {8 * 64 - 1, 9 * 64}};  // of blocks 3, 7 and 8
+    Wanted wanted{ranges};
+    Scratch scratch;
+    CHECK(decode_blosc(chunk, std::as_writable_bytes(std::span(out)), scratch, &wanted) == out.size());
+    CHECK(wanted.nbytes == (delta ? 4 : 3) * 64);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::size_t block = i / 64;
+      const bool is_decoded = block == 3 || block == 7 || block == 8 || (delta && block == 0);
+      CHECK(out[i] == (is_decoded ? all[i] : 0xEE));
+    }
+  }
+  // Of an array of 5 x 7 in blocks of 4 x 4, every stretch of bytes.
+  const auto frame = from_hex(kArray);
+  const auto all = decoded(decode_blosc2, frame, 70);
+  for (std::size_t begin = 0; begin < 70; ++begin) {
+    for (std::size_t end = begin + 1; end <= 70; ++end) {
+      std::vector<std::uint8_t> out(70, 0xEE);
+      const Wanted::Range range{begin, end};
+      Wanted wanted{{&range, 1}};
+      Scratch scratch;
+      REQUIRE(decode_blosc2(frame, std::as_writable_bytes(std::span(out)), scratch, &wanted) == out.size());
+      REQUIRE(std::equal(out.begin() + static_cast<std::ptrdiff_t>(begin),
+                         out.begin() + static_cast<std::ptrdiff_t>(end),
+                         all.begin() + static_cast<std::ptrdiff_t>(begin)));
+      REQUIRE(wanted.nbytes <= 4 * 32);
+      if (end <= 8) REQUIRE(wanted.nbytes == 32);
+    }
+  }
 }
 
 TEST_CASE("changed or cut bytes of blosc are refused or decoded to something, never more than the room") {

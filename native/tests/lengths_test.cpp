@@ -39,7 +39,7 @@ Asked any_extents(made::Random& random, std::int64_t all) {
 
 TEST_CASE("extents come whole, whatever the layout, and where they lie in the output") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 400; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(400U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed / 2);

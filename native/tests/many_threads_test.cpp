@@ -60,8 +60,8 @@ TEST_CASE("all units of a batch are worked on, by as many threads as there are")
   Reader reader(8, 32, 4096, Backend::pread);
   std::vector<std::int64_t> rows(256);
   std::iota(rows.begin(), rows.end(), 0);
+  Values out(rows.size() * long_row);
   for (int again = 0; again < 20; ++again) {
-    Values out(rows.size() * long_row);
     const auto ticket = reader.submit(source, rows, out);
     REQUIRE(reader.wait(ticket, 60s));
   }
@@ -85,9 +85,9 @@ TEST_CASE("files are opened once and again only where there are more than may be
         }
       }
     };
-    read_some(200);
+    read_some(made::repeats(200));
     const std::uint64_t before = reader.opened();
-    read_some(200);
+    read_some(made::repeats(200));
     CHECK(reader.opened() - before <= 128);  // a hundredth of the rows
   }
 }

@@ -37,7 +37,7 @@ Run::Part packed(const std::shared_ptr<const Source>& source, std::size_t pages,
 
 TEST_CASE("packed rows come back bit for bit, and are read, decoded and counted as planned") {
   Reader reader(3, 8, 64, Backend::automatic);
-  for (unsigned seed = 0; seed < 40; ++seed) {
+  for (unsigned seed = 0; seed < made::repeats(40U); ++seed) {
     CAPTURE(seed);
     made::Random random(seed);
     const made::Folder folder;
@@ -72,7 +72,7 @@ TEST_CASE("packed rows come back bit for bit, and are read, decoded and counted 
 
 TEST_CASE("a row that does not fit its page is read again at each use, and others are not") {
   Reader reader(3, 8, 64, Backend::automatic);
-  for (unsigned seed = 0; seed < 40; ++seed) {
+  for (unsigned seed = 0; seed < made::repeats(40U); ++seed) {
     CAPTURE(seed);
     made::Random random(seed);
     const made::Folder folder;

@@ -13,7 +13,7 @@ using namespace reads;
 
 TEST_CASE("a reader gives the rows asked for, in order, whatever the layout: through the page cache, past it, mapped") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 600; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(600U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed / 2);
@@ -66,7 +66,7 @@ TEST_CASE("many tickets from many threads all get their own rows") {
       callers.emplace_back([&, caller] {
         made::Random random(caller);
         for (int round = 0; round < 30; ++round) {
-          std::vector<std::vector<std::int64_t>> rows(4, std::vector<std::int64_t>(random.upto(64)));
+          std::vector<std::vector<std::int64_t>> rows(4, std::vector<std::int64_t>(random.upto(made::repeats(64U))));
           std::vector<Values> out;
           std::vector<Reader::Ticket> tickets;
           for (auto& batch : rows) {
@@ -325,10 +325,13 @@ TEST_CASE("close drops what has not begun and wakes who waits") {
     forget(*source);
     std::vector<std::int64_t> rows(200);
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i * 37 % 200);
-    std::vector<Values> outs(20, Values(200 * 65536));
+    constexpr std::size_t nbytes = 200 * 65536;
+    const auto outs = std::make_unique_for_overwrite<std::byte[]>(20 * nbytes);  // most of it is never touched
     Reader reader(2, 8, 0, backend);
     std::vector<Reader::Ticket> tickets;
-    for (Values& out : outs) tickets.push_back(reader.submit(source, rows, out));
+    for (std::size_t i = 0; i < 20; ++i) {
+      tickets.push_back(reader.submit(source, rows, MutableBytes(outs.get() + i * nbytes, nbytes)));
+    }
     std::jthread waiter([&] {
       try {
         reader.wait(tickets.back(), 60s);

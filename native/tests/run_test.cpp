@@ -35,7 +35,7 @@ Made at_once(std::vector<std::int32_t> rows) {
 
 TEST_CASE("a run gives the rows of each step, holds no more than it may, and counts what the plan says") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 300; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(300U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed / 2);

@@ -74,7 +74,7 @@ void flip(const std::string& path, std::uint64_t offset) {
 
 TEST_CASE("a staged source gives the rows asked for, whatever the layout, and reads none from afar again") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 300; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(300U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed);

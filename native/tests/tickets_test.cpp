@@ -46,7 +46,7 @@ ReaderStats counts_of(Reader& reader, Reader::Ticket ticket) {
 
 TEST_CASE("each row goes to its position, whatever the layout, and no other place is touched") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 300; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(300U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed / 2);
@@ -104,7 +104,7 @@ TEST_CASE("positions that are not one place for each row are refused at submit")
 
 TEST_CASE("what is counted of each ticket adds up to what the reader counts, in errors, too") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 60; ++seed) {
+    for (unsigned seed = 0; seed < made::repeats(60U); ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed);

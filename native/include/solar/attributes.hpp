@@ -2,6 +2,8 @@
 //
 // The laws of solar/metadata.hpp hold: the file is hostile, everything is checked against it and bounded. What is wrong
 // with one attribute is said with it, and costs neither the others nor the dataset.
+//
+// Nothing is kept between calls, and results are the caller's own; any thread may read, also from one File at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,8 @@
 // Views of raw bytes, and a cursor that cannot leave its view.
 //
-// Everything read from a file passes through Cursor: a length that lies ends in an Error, not in a bad access.
+// Everything read from a file passes through Cursor: a length that lies ends in an Error, not in a bad access. Bytes,
+// MutableBytes and Cursor own nothing: the memory must stay as long as they are used. A Cursor belongs to one thread.
+// It throws an Error of its Kind, and has then not moved.
 #pragma once
 
 #include <bit>

@@ -19,13 +19,24 @@ std::size_t decode_blosclz(Bytes in, MutableBytes out);
 // Containers of HDF5 filters and of blosc.
 std::size_t decode_h5lz4(Bytes in, MutableBytes out);                                     // filter 32004
 std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, Scratch&);  // filter 32008
-std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch&);    // filter 32001: one blosc-1 (or blosc-2) chunk
-std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch&);   // filter 32026: a contiguous frame
+
+// Filters 32001, one chunk of blosc 1 (or 2), and 32026, a contiguous frame of blosc 2. Of what is wanted whole blocks are
+// decoded, and no others: their bytes in `out` are unspecified, and damage in them is not seen.
+std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted);
+std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted);
+inline std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch) {
+  return decode_blosc(in, out, scratch, nullptr);
+}
+inline std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch) {
+  return decode_blosc2(in, out, scratch, nullptr);
+}
 
 // Rearrangements. REQUIRES: out.size() >= in.size(), no overlap.
-void unshuffle(Bytes in, MutableBytes out, std::size_t itemsize);     // byte shuffle; the tail that is no whole item is copied
-void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize);  // bit transpose of whole groups of 8 items, as the bitshuffle library
-                                                                      // REQUIRES: in.size() % (8 * itemsize) == 0
+// The byte shuffle; the tail that is no whole item is copied.
+void unshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
+// The bit transpose of whole groups of 8 items, as the bitshuffle library does it. REQUIRES: in.size() % (8 * itemsize)
+// == 0.
+void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
 
 // Integers and sums.
 std::size_t decode_scaleoffset(Bytes in, MutableBytes out, const Filter& filter);

@@ -1,7 +1,8 @@
 // One exception for everything that can go wrong in native code.
 //
 // `kind` chooses the Python class (solar/errors.py); bind/module.cpp translates, nothing else does.
-// The message is complete by itself: what was asked, what was found, where.
+// The message is complete by itself: what was asked, what was found, where. An Error is a value and may be thrown again
+// in another thread.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,11 @@
 // A Far knows no protocol. Who wants bytes makes an order; threads of the program (solar/io/far) take orders, fetch the
 // bytes by a library of theirs, and give them back, or say why there are none. They make a request again where that
 // may help; so nobody here does.
+//
+// There is one Far in a process, and any thread may call any function; one mutex guards all of it. Memory that an order
+// writes to is the caller's, and stays until the order's result was taken from its Mailbox: every order has one result,
+// also when nobody fetches any more. A forked process has a Far of its own, without orders. Errors are Error(read) with
+// the URL and the words of who fetched.
 #pragma once
 
 #include <chrono>

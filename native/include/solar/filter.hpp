@@ -48,6 +48,11 @@ struct Wanted {
   }
 };
 
+// Whether any of these bytes must be decoded: all are, where nobody says what is wanted.
+inline bool is_wanted(const Wanted* wanted, std::uint64_t begin, std::uint64_t end) {
+  return wanted == nullptr || wanted->any(begin, end);
+}
+
 class Pipeline {
  public:
   Pipeline() = default;
@@ -60,8 +65,8 @@ class Pipeline {
   // REQUIRES: out.size() == nbytes. `out` is unspecified after a throw.
   // `wanted`: the decoder may leave out what is not; what `out` has there is unspecified.
   void decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch, Wanted* wanted = nullptr) const;
-  // Whether it may leave out anything.
-  bool in_tiles() const noexcept;
+  // Whether decode() may leave out anything: chunks of one filter that decodes its tiles or blocks each for itself.
+  bool decodes_parts() const noexcept;
 
   // Empty when every filter can be decoded here, else why not ("filter 32013 (zfp) has no native decoder").
   static std::string unsupported(const std::vector<Filter>& filters, std::size_t itemsize);

@@ -2,6 +2,11 @@
 //
 // SharedPool: the batches of all, put together by a Run. Ledger: the service's side of one job: where its batches lie, and
 // how far it is. Guest: the job's side, which copies a batch and then looks whether it was still there.
+//
+// The service owns the pool and the ledgers, a job its Guest; each closes its own descriptors and mappings when it
+// goes, and the memory goes with the last process that has it mapped. Any thread may take blocks of a SharedPool and
+// free them. One thread at a time calls a Ledger or a Guest. Neither side waits for the other without a limit, nor
+// trusts what it reads: a job that overwrites its line, or ends, harms its own batches only.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,9 @@
 // Sleepers are threads that have nothing to do until somebody has work for them.
 //
+// Whoever owns the mutex owns the Sleepers, too: the mutex must outlive it, and no thread may be in sleep() when it
+// goes. Any thread may call any function, with or without the mutex as each says. Only sleep() and reserve() can throw,
+// where there is no memory; after reserve() for all threads, sleep() cannot.
+//
 // Each waits for a condition of its own. Where several threads wait for one, pthread_cond_signal of glibc 2.25 to 2.40 may
 // wake none (bug 25847 of glibc). With hundreds of threads that showed: all slept, and the work stayed where it was.
 #pragma once

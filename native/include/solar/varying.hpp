@@ -1,6 +1,7 @@
 // Where the arrays of HDF5's variable-length type lie: in global heaps, anywhere in the file.
 //
-// The laws of solar/metadata.hpp hold: the file is hostile, everything is checked against it and bounded.
+// The laws of solar/metadata.hpp hold: the file is hostile, everything is checked against it and bounded. Nothing is
+// kept between calls, and results are the caller's own; any thread may read, also from one File at a time.
 #pragma once
 
 #include <cstdint>

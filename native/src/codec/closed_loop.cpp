@@ -9,8 +9,8 @@
 namespace solar::codec {
 namespace {
 
-constexpr std::size_t batch = 256;  // values looked at together, and more
-                                    // closely together where one of them asks
+// So many values, or a few more, are looked at together. If one of them asks for a closer look, smaller groups are.
+constexpr std::size_t batch = 256;
 
 std::size_t points(std::size_t length, std::size_t step) { return (length + step - 1) / step; }
 

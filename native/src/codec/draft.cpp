@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "codec/encoding.hpp"
 #include "codec/guard.hpp"
@@ -12,8 +13,8 @@
 namespace solar::codec {
 namespace {
 
-constexpr std::size_t piece = 512;  // values quantised together, or one by one
-                                    // where any needs a closer look
+// So many values are quantised together. If one of them asks for a closer look, they are quantised one by one.
+constexpr std::size_t piece = 512;
 
 // One value that may stand for all of them.
 template <class T>
@@ -56,11 +57,13 @@ bool quantise_quickly(const T* values, std::size_t count, const Quantiser& how, 
   const EncodingKernels& fast = encoding_kernels();
   if constexpr (std::is_floating_point_v<T>) {
     const Aim aim{how.step, how.base, how.bound, how.bound == 0};
-    if (how.quanta != Quanta::real) return false;
-    if constexpr (sizeof(T) == 4)
-      return fast.quantise32(values, count, aim, out);
-    else
-      return fast.quantise64(values, count, aim, out);
+    if constexpr (sizeof(T) == 4) {
+      if (how.quanta == Quanta::real) return fast.quantise32(values, count, aim, out);
+      for (std::size_t i = 0; i < count; ++i) out[i] = ordered_bits(values[i]);
+      return true;
+    } else {
+      return how.quanta == Quanta::real && fast.quantise64(values, count, aim, out);
+    }
   } else {
     if (sizeof(T) <= 4 && how.whole_step == 1 && how.whole_base == 0) {
       for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(values[i]);
@@ -193,7 +196,9 @@ void choose_axes(const Ints& integers, Extent extent, std::uint32_t tried, Coder
     for (const unsigned axis : {1u, 2u, 4u}) {
       if ((axes & ~done & axis) == 0) continue;
       difference(now->data(), extent, axis, next.data());
-      if (axis == 1)  // the first is the origin; not where nothing is foretold: zeros, which are many, stay zeros
+      // The first value of the tile is its origin, so rows begin with their difference from it. Without any prediction
+      // nothing is subtracted: data with many zeros keep them.
+      if (axis == 1)
         for (std::size_t i = 0; i < count; i += extent.x) next[i] = sub(next[i], integers[0]);
       std::swap(trial, next);
       now = &trial;
@@ -268,6 +273,44 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Gu
   return better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
 }
 
+// Stretches of neighbours from all over are quantised together with those that lie one before them along each axis, so
+// that the residuals of each way are differences of such stretches.
+template <class T>
+double sampled_bits(const T* values, std::size_t count, Extent extent, const Quantiser& how, Coder coder) {
+  constexpr std::size_t length = 256, stretches = 8;
+  const std::size_t back[3] = {1, extent.x, std::size_t{extent.x} * extent.y};
+  const int axes = extent.z > 1 ? 3 : extent.y > 1 ? 2 : 1;
+  std::size_t farthest = 0;
+  for (int axis = 0; axis < axes; ++axis) farthest += back[axis];
+  if (count < 2 * stretches * length + farthest) return 0;
+  std::int32_t origin = 0;
+  quantise_quickly(values, 1, how, &origin);
+  Ints residuals[4];  // of none, x, xy and xyz
+  for (std::size_t i = 0; i < stretches; ++i) {
+    const std::size_t first = farthest + i * (count - farthest - length) / (stretches - 1);
+    std::int32_t now[8][length] = {};  // by the axes along which they lie before the stretch, as bits
+    for (unsigned before = 0; before < 1u << axes; ++before) {
+      std::size_t at = first;
+      for (int axis = 0; axis < axes; ++axis) at -= (before >> axis & 1) * back[axis];
+      quantise_quickly(values + at, length, how, now[before]);
+      if ((before & 1) != 0)  // the first of a row is foretold from the tile's first
+        for (std::size_t k = (extent.x - first % extent.x) % extent.x; k < length; k += extent.x)
+          now[before][k] = origin;
+    }
+    for (int way = 0; way <= axes; ++way) {
+      if (way > 0)  // along one axis more
+        for (unsigned before = 0; before < 1u << axes; ++before)
+          if ((before >> (way - 1) & 1) == 0)
+            for (std::size_t k = 0; k < length; ++k)
+              now[before][k] = sub(now[before][k], now[before | 1u << (way - 1)][k]);
+      residuals[way].insert(residuals[way].end(), now[0], now[0] + length);
+    }
+  }
+  double least = std::numeric_limits<double>::max();
+  for (int way = 0; way <= axes; ++way) least = std::min(least, estimate(residuals[way], coder));
+  return least / (stretches * length);
+}
+
 double estimate(const Ints& residuals, Coder coder) {
   const std::size_t blocks = residuals.size() / block;
   double bits = 0;
@@ -280,7 +323,8 @@ double estimate(const Ints& residuals, Coder coder) {
   }
   Size sizes[most_blocks];
   encoding_kernels().sizes(residuals.data(), blocks, sizes);
-  for (std::size_t b = 0; b < blocks; ++b)  // the entropies of geometric sizes, with signs and without, nearly
+  // Nearly the entropy of sizes that are distributed geometrically, with signs and without.
+  for (std::size_t b = 0; b < blocks; ++b)
     bits += block * std::log2(1 + static_cast<float>(sizes[b].sum) * ((sizes[b].negative ? 5.44f : 3.2f) / block));
   return bits;
 }
@@ -295,4 +339,15 @@ template Draft draft_typed(const std::int32_t*, Extent, const Quantiser&, const 
 template Draft draft_typed(const std::uint32_t*, Extent, const Quantiser&, const Guard<std::uint32_t>&, std::uint32_t, Coder);
 template Draft draft_typed(const std::int64_t*, Extent, const Quantiser&, const Guard<std::int64_t>&, std::uint32_t, Coder);
 template Draft draft_typed(const std::uint64_t*, Extent, const Quantiser&, const Guard<std::uint64_t>&, std::uint32_t, Coder);
+template double sampled_bits(const float*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const double*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::int8_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::uint8_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::int16_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::uint16_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::int32_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::uint32_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::int64_t*, std::size_t, Extent, const Quantiser&, Coder);
+template double sampled_bits(const std::uint64_t*, std::size_t, Extent, const Quantiser&, Coder);
+
 }  // namespace solar::codec

@@ -1,4 +1,10 @@
-// A tile between its values and its bytes: residuals, and what is kept beside them.
+// A Draft is a tile on its way from values to bytes: residuals, and the runs of values that are kept beside them.
+//
+// Drafts makes the drafts of a chunk, each when it is taken, and once. It refers to the array and the marks, which must
+// outlive it; the drafts own their memory. Nothing is shared, so any number of threads may encode, each its own chunk;
+// memory that a thread keeps for its next tile belongs to that thread (kept.hpp). Every value of a draft comes back
+// within the bound, or is in a run: who chooses among drafts decides about size, never about correctness. Error(codec)
+// for a bound or a shape that no chunk can have.
 #pragma once
 
 #include <algorithm>
@@ -83,6 +89,12 @@ double cost_of(const Draft& draft, Coder coder) {
   const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
   return estimate(draft.residuals, coder) + 8.0 * static_cast<double>(kept);
 }
+
+// About how many bits a value takes in the best of Lorenzo's ways, as some of the values say; 0 of few values. What
+// draft_typed() then finds for all of them is seldom less than `hope` times as much.
+inline constexpr double hope = 0.8;
+template <class T>
+double sampled_bits(const T* values, std::size_t count, Extent extent, const Quantiser& how, Coder coder);
 
 // A chunk's header without its lengths, and the drafts of its tiles, made when they are taken.
 // REQUIRES: the array stays as long as this.

@@ -10,7 +10,8 @@
 namespace solar::codec {
 namespace {
 
-constexpr std::size_t few_values = 2048;  // of a tile: what lies beside each of them is some percent of it then
+// A tile of fewer values than this spends some percent of its bytes on what lies beside the values.
+constexpr std::size_t few_values = 2048;
 
 // Axes of one value go; what is more than four axes becomes the first. That is not cut: where it would leave tiles of
 // few values, it becomes one with the second.

@@ -1,6 +1,7 @@
 // Encoding: drafts of all tiles, the tables for them, then bytes.
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -130,8 +131,9 @@ const Encoding& encoding_of(Bytes packed) {
   return *made;
 }
 
+// The chunk, or nothing where it would take more than `most` bytes.
 std::vector<std::byte> encode_once(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
-                                   const Marks& marks) {
+                                   const Marks& marks, std::size_t most = std::numeric_limits<std::size_t>::max()) {
   Drafts drafts(array, bound, predictor, coder, marks);
   const Grid grid(drafts.header);
   const Flat flat(array, drafts.header);
@@ -152,6 +154,7 @@ std::vector<std::byte> encode_once(const Array& array, double bound, Coder coder
     parts.push_back(tile_bytes(array, grid, tile, draft, coder, encoding, entries[tile]));
     dense |= entries[tile].coder == TileCoder::dense;
     nbytes += parts.back().size();
+    if (std::min(nbytes, flat.nbytes) > most) return {};
   }
   Header& header = drafts.header;
   if (dense) header.tables = tables_checksum(chosen.packed);
@@ -184,7 +187,23 @@ Marks needed_marks(const Array& array, double bound, const Marks& marks) {
   return bound == 0 || (whole && bound < 1) ? Marks{} : marks;
 }
 
-constexpr std::size_t many = 32;  // values for each run that is kept, or fewer: every bit may take less
+// Whether the array may take fewer than so many bytes with every bit kept. Real numbers that are no multiples of anything
+// seldom do, which a look at some of them shows.
+bool may_be_exact_in(const Array& array, const Chunk& as, Coder coder, std::size_t nbytes) {
+  if (array.number != Number::float32 && array.number != Number::float64) return true;
+  std::size_t values = 1;
+  for (const std::uint32_t length : as.shape) values *= length;
+  const Quantiser how = quantiser_for(array.values, array.number, values, 0, {});
+  if (!how.coded) return false;
+  if (how.quanta != Quanta::bits) return true;
+  const Extent extent{as.shape[1], as.shape[2], as.shape[3]};
+  const double least = hope * sampled_bits(static_cast<const float*>(array.values), values, extent, how, coder);
+  return least * static_cast<double>(values) <= 8.0 * static_cast<double>(nbytes);
+}
+
+// If there is a run beside the coder's bytes for so many values, or for fewer, a chunk that keeps every bit may be
+// smaller.
+constexpr std::size_t many = 32;
 
 }  // namespace
 }  // namespace codec
@@ -198,9 +217,9 @@ std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Pre
   const Chunk said = describe_codec(chunk);
   std::size_t values = 1;
   for (const std::uint32_t length : said.shape) values *= length;
-  if (said.outliers * codec::many <= values) return chunk;
-  std::vector<std::byte> exact = codec::encode_once(array, 0, coder, predictor, tables, {});
-  return exact.size() < chunk.size() ? exact : chunk;
+  if (said.outliers * codec::many <= values || !codec::may_be_exact_in(array, said, coder, chunk.size())) return chunk;
+  std::vector<std::byte> exact = codec::encode_once(array, 0, coder, predictor, tables, {}, chunk.size());
+  return !exact.empty() && exact.size() < chunk.size() ? exact : chunk;
 }
 
 std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor, const Marks& marks) {

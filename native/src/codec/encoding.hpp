@@ -1,6 +1,8 @@
-// The inner loops of encoding, one set for each kind of vector. All give the same bytes.
+// An EncodingKernels is the inner loops of encoding, one set for each kind of vector. All sets give the same bytes.
 //
-// They look at what a decoder would restore and say where it will not do; what then becomes of a value is not theirs.
+// They look at what a decoder would restore and say where that will not do; what then becomes of a value is up to the
+// caller. They are pure, own nothing and throw nothing; any thread may call them. All memory is the caller's: inputs
+// and outputs do not overlap, and nothing is written behind what was asked for.
 #pragma once
 
 #include <cstddef>

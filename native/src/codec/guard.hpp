@@ -1,4 +1,7 @@
-// What quantising must not confuse: values that say "missing" with others, and the sides of limits.
+// A Guard says what quantising must not confuse: values that say "missing" with others, and the sides of limits.
+//
+// It is a value with a copy of the marks; any thread may ask it. concerns() is quick and looks at many values; where it
+// says true, allows() must be asked of each value. An idle Guard concerns nothing and allows everything.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +58,12 @@ T upper_end(T value, double bound) {
   else
     return static_cast<T>(std::min<__int128>(value + static_cast<__int128>(std::min(bound, 0x1p70)), highest_of<T>));
 }
+
+// A whole number of the same width, for comparing bits: unlike same_bits(), the compiler makes vectors of that.
+template <class T>
+using BitsOf = std::conditional_t<sizeof(T) == 1, std::uint8_t,
+                                  std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                                     std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
 
 // Marks of an array's own type. An idle one allows everything.
 template <class T>
@@ -120,9 +129,7 @@ class Guard {
   }
 
  private:
-  using Bits = std::conditional_t<
-      sizeof(T) == 1, std::uint8_t,
-      std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+  using Bits = BitsOf<T>;
   struct Range {
     T low, high;
   };

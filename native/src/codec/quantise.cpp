@@ -19,8 +19,8 @@ template <>
 struct Traits<float> {
   using Bits = std::uint32_t;
   static constexpr int mantissa = 23, exponents = 255, bias = 127;
-  static constexpr double reach = 0x1p22;    // largest value, in bounds, of which
-                                             // a step is still half its rounding
+  // The largest value, in bounds, at which a step is still half its rounding.
+  static constexpr double reach = 0x1p22;
   static constexpr double margin = 0x1p-22;  // for the rounding of the quotient
   static constexpr double least = 0x1p-110;  // step, so that a sixteenth of it is normal
 };
@@ -180,11 +180,13 @@ Quantiser whole_quantiser(std::span<const T> values, double bound) {
   if (sizeof(T) <= 4 && how.whole_step == 1) return how;
   const __int128 apart = how.lattice ? g : 1, first = values[0];
   const __int128 nearest = (first % apart + apart) % apart;  // to 0, of the lattice
-  const auto [low, high] = std::ranges::minmax(values);
+  T least = values[0], most = values[0];
+  for (const T value : values) least = std::min(least, value), most = std::max(most, value);
+  const __int128 low = least, high = most;
   const __int128 reach = static_cast<__int128>(how.whole_step) << 30;
   __int128 base = nearest;
   if (low - base <= -reach || high - base >= reach) {
-    const __int128 middle = (static_cast<__int128>(low) + static_cast<__int128>(high)) / 2;
+    const __int128 middle = (low + high) / 2;
     base = first + (middle - first) / apart * apart;
   }
   how.whole_base = static_cast<std::int64_t>(static_cast<std::uint64_t>(base));
@@ -199,7 +201,9 @@ Quantiser plain_quantiser(std::span<const T> values, double bound) {
     return whole_quantiser(values, bound);
 }
 
-constexpr double worth_aligning = 0.5;  // bits for each value that would be kept beside the coder's bytes
+// Marks that take more bits than this for each value of the chunk, if they are kept beside the coder's bytes, are worth
+// a finer step or another base.
+constexpr double worth_aligning = 0.5;
 
 // What it would cost to keep marks and what is near to limits, where that is much.
 template <class T>
@@ -210,19 +214,19 @@ std::vector<Target<T>> targets_of(std::span<const T> values, const Guard<T>& gua
     if (const double bits = each * static_cast<double>(runs); bits > worth_aligning) targets.push_back({value, bits});
   };
   for (const T mark : guard.marks()) {
-    std::size_t runs = values[0] == mark;
+    std::uint32_t runs = values[0] == mark;  // a chunk has fewer than 2^32 values
     for (std::size_t i = 1; i < values.size(); ++i)
-      runs += static_cast<std::size_t>((values[i] == mark) & (values[i - 1] != mark));
+      runs += static_cast<std::uint32_t>((values[i] == mark) & (values[i - 1] != mark));
     add(mark, runs);
   }
   for (const T limit : guard.limits()) {
     const auto below = static_cast<T>(before(limit)), low = lower_end(limit, bound), high = upper_end(limit, bound);
-    std::size_t under = 0, over = 0;
+    std::uint32_t under = 0, over = 0;
     for (const T value : values) {
-      under += static_cast<std::size_t>((value >= low) & (value < limit));
-      over += static_cast<std::size_t>((value >= limit) & (value <= high));
+      under += static_cast<std::uint32_t>((value >= low) & (value < limit));
+      over += static_cast<std::uint32_t>((value >= limit) & (value <= high));
     }
-    add(under > over ? below : limit, (under + over) / 2);
+    add(under > over ? below : limit, (std::size_t{under} + over) / 2);
   }
   return targets;
 }
@@ -234,10 +238,14 @@ Quantiser guarded_quantiser(std::span<const T> values, double bound, const Marks
   const Guard<T> guard(marks, bound);
   if (!guard.concerns(values.data(), values.size())) return plain_quantiser(values, bound);
   const std::vector<std::uint8_t> marked = guard.marked(values.data(), values.size());
-  std::vector<T> real;
-  real.reserve(values.size());
-  for (std::size_t i = 0; i < values.size(); ++i)
-    if (marked[i] == 0) real.push_back(values[i]);
+  // Each value is written and only counted if it is no mark: where marks are strewn, a processor foresees no branch.
+  std::vector<T> real(values.size());
+  std::size_t reals = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    real[reals] = values[i];
+    reals += marked[i] == 0;
+  }
+  real.resize(reals);
   Quantiser how = plain_quantiser(real.empty() ? values : std::span<const T>(real), bound);
   how.marks = marks;
   align<T>(how, targets_of(values, guard, bound));

@@ -1,4 +1,8 @@
-// From values to integers: which step, and what each value becomes. The encoder's side, which looks before it promises.
+// A Quantiser says how the values of a chunk become integers: by which step, from which base, or by their bits.
+//
+// This is the encoder's side. It promises nothing: whoever uses an integer asks may_stand() first whether what the
+// decoder will restore is within the bound. A Quantiser is a value that refers to the caller's marks. All functions are
+// pure; any thread may call them.
 #pragma once
 
 #include <bit>
@@ -70,14 +74,19 @@ bool may_stand(T value, T restored, double bound) {
   }
 }
 
+// The bits of a float32 as a whole number whose order is that of the values.
+inline std::int32_t ordered_bits(float value) {
+  const auto bits = std::bit_cast<std::int32_t>(value);
+  return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
 // The integer for a value, or false where there is none.
 template <class T>
 bool quantise(T value, const Quantiser& how, std::int32_t& out) {
   if constexpr (std::is_floating_point_v<T>) {
     if constexpr (sizeof(T) == 4) {
       if (how.quanta == Quanta::bits) {
-        const auto bits = std::bit_cast<std::int32_t>(value);
-        out = bits < 0 ? bits ^ 0x7fffffff : bits;
+        out = ordered_bits(value);
         return true;
       }
     }

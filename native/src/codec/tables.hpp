@@ -34,8 +34,9 @@ Bytes builtin_tables();
 // The symbol at each of the 1024 places.
 std::array<std::int8_t, table_size> spread(const Frequencies& frequencies);
 
-// For a decoder: at each place {symbol: 8 bits, width: 8, base: 16}. Tables are made when first used, and kept for the
-// chunks that follow with the same ones.
+// For a decoder: at each place {symbol: 8 bits, width: 8, base: 16}. It belongs to one thread, in its Scratch. take()
+// checks the tables, and throws Error(codec) for those that are none; make() makes those of them that are wanted when
+// they are first used. They are kept for the chunks that follow with the same ones.
 struct Coding {
   std::vector<std::byte> packed;
   AllFrequencies frequencies;
@@ -46,7 +47,7 @@ struct Coding {
   void make(std::uint32_t wanted);  // bits by table
 };
 
-// For an encoder.
+// For an encoder: what the tables say, arranged for its loops. A value that does not change; any thread may read it.
 struct Encoding {
   explicit Encoding(const AllFrequencies& all);
 

@@ -1,4 +1,8 @@
-// What decoding hands from tile to tile.
+// Decoding goes from tile to tile; Work is what it hands on, and TileOutput is where the values go.
+//
+// Both refer to memory of the caller (the chunk, the output, the thread's Scratch) and last for one chunk. They belong
+// to one thread. The chunk was checked (format.hpp) before a tile is decoded; what only decoding shows to be damaged is
+// Error(codec), and nothing is written outside of the output.
 #pragma once
 
 #include "codec/kernels.hpp"

@@ -15,7 +15,8 @@ namespace {
 
 using namespace converting;
 
-constexpr std::size_t near_nbytes = 16 << 10;  // what is cast, then normalised, has not left the first cache by then
+// Rows are cast and normalised in parts of this size, so that what was cast is still in the first cache.
+constexpr std::size_t near_nbytes = 16 << 10;
 constexpr std::size_t tile_side = 64;          // items: at least a cache line
 
 struct Pair {  // 16 bytes, whatever they mean
@@ -69,7 +70,8 @@ void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To>
   std::size_t block = near_nbytes / sizeof(To);
   Offsets step = row.step;
   std::vector<To> mean, deviation;
-  if (walk.period > 0) {  // the terms are the same in every block, and nowhere else do they change
+  // The terms are the same in each block of `period` items, and change nowhere else.
+  if (walk.period > 0) {
     block -= block % walk.period;
     mean = repeated(terms.mean, step.mean, walk.period, block);
     deviation = repeated(terms.deviation, step.deviation, walk.period, block);

@@ -1,4 +1,6 @@
-// Reads fields of bits, highest bit first, from bytes it cannot leave.
+// A BitReader reads fields of bits, highest bit first, from bytes it cannot leave.
+//
+// It is a view of the caller's bytes, and belongs to one thread. Error(codec) where the bytes end within a field.
 #pragma once
 
 #include "solar/bytes.hpp"

@@ -89,6 +89,18 @@ class Box {
 
   std::size_t begin() const { return begin_; }
   bool in_one_piece() const { return run_ == nbytes_; }
+  std::size_t nbytes() const { return nbytes_; }
+
+  // Whether anything of it is wanted. Most blocks lie before or behind all that is: that is seen without a look at runs.
+  bool any(const Wanted& wanted) const {
+    std::size_t end = begin_ + run_;
+    for (std::size_t i = 0; i < axis_; ++i) end += (extent_[i] - 1) * steps_[i];
+    if (!wanted.any(begin_, end)) return false;
+    bool found = false;
+    for_each_run(
+        [&](std::size_t, std::size_t to, std::size_t nbytes) { found = found || wanted.any(to, to + nbytes); });
+    return found;
+  }
 
   // Calls visit(from, to, nbytes) for each run: its place in the block and in the array.
   template <class Visit>
@@ -115,7 +127,8 @@ class Box {
 
 class Decoder {
  public:
-  Decoder(const Shape& shape, MutableBytes out, Scratch& scratch) : shape_(shape), out_(out), scratch_(scratch) {
+  Decoder(const Shape& shape, MutableBytes out, Scratch& scratch, Wanted* wanted)
+      : shape_(shape), out_(out), scratch_(scratch), wanted_(wanted) {
     for (std::size_t i = 0; i < shape.axes; ++i) {
       blocks_[i] = parts(shape.chunk[i], shape.block[i]);
       chunk_nbytes_ *= blocks_[i];
@@ -144,6 +157,10 @@ class Decoder {
       if (!find(shape_.block, where, at, origin, extent)) continue;
       const Box box(shape_, origin, extent);
       const bool keep = block == 0 && kept > 0;
+      if (wanted_ != nullptr) {
+        if (!keep && !box.any(*wanted_)) continue;
+        wanted_->nbytes += box.nbytes();
+      }
       const bool direct = !keep && box.in_one_piece();
       const MutableBytes aside = keep ? first : memory.subspan(space + kept, block_nbytes_);
       const MutableBytes to = direct ? out_.subspan(box.begin(), block_nbytes_) : aside;
@@ -161,9 +178,13 @@ class Decoder {
     whole.block = whole.chunk;
     Index origin{}, extent{};
     find(whole.block, where, {}, origin, extent);
-    Box(whole, origin, extent).for_each_run([&](std::size_t, std::size_t begin, std::size_t nbytes) {
-      chunk.fill(out_.subspan(begin, nbytes));
-    });
+    const Box box(whole, origin, extent);
+    if (wanted_ != nullptr) {
+      if (!box.any(*wanted_)) return;
+      wanted_->nbytes += box.nbytes();
+    }
+    box.for_each_run(
+        [&](std::size_t, std::size_t begin, std::size_t nbytes) { chunk.fill(out_.subspan(begin, nbytes)); });
   }
 
   // Where a block of `lengths` begins and how much of it is inside the array; false when it is padding only.
@@ -180,6 +201,7 @@ class Decoder {
   const Shape& shape_;
   MutableBytes out_;
   Scratch& scratch_;
+  Wanted* wanted_;  // null: all of it
   Index blocks_{};
   std::size_t block_nbytes_ = 1;
   std::size_t chunk_nbytes_ = 1;
@@ -187,7 +209,7 @@ class Decoder {
 
 }  // namespace
 
-std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratch& scratch) {
+std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratch& scratch, Wanted* wanted) {
   const Shape shape = read_shape(metalayer, frame.itemsize());
   if (std::ranges::count(shape.array.begin(), shape.array.begin() + static_cast<std::ptrdiff_t>(shape.axes), 0u) > 0)
     return 0;
@@ -196,7 +218,7 @@ std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratc
   std::size_t chunks = 1;
   for (std::size_t i = 0; i < shape.axes; ++i) chunks *= grid[i] = parts(shape.array[i], shape.chunk[i]);
   if (chunks != frame.chunks()) damaged("a blosc array has not the chunks it must have");
-  Decoder decoder(shape, out.first(nbytes), scratch);
+  Decoder decoder(shape, out.first(nbytes), scratch, wanted);
   std::size_t i = 0;
   do {
     Chunk chunk = frame.chunk(i++);

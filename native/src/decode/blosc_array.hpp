@@ -5,7 +5,8 @@
 
 namespace solar::blosc {
 
-// Decodes the array whose shape `metalayer` tells, in C order. Returns its bytes.
-std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratch& scratch);
+// Decodes the array whose shape `metalayer` tells, in C order: the blocks of which anything is wanted, or all without
+// `wanted`. Returns the bytes of the whole array.
+std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratch& scratch, Wanted* wanted);
 
 }  // namespace solar::blosc

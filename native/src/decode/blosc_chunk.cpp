@@ -110,9 +110,13 @@ std::size_t Chunk::blocks() const { return nbytes_ == 0 ? 0 : (nbytes_ - 1) / bl
 
 std::size_t Chunk::space_nbytes() const { return std::min<std::size_t>(step_count_, 2) * block_nbytes_; }
 
-void Chunk::decode(MutableBytes out, Scratch& scratch) {
-  if (is_one_value()) return fill(out);
-  if (copied_) {  // all blocks in one go
+void Chunk::decode(MutableBytes out, Scratch& scratch, Wanted* wanted, std::size_t at) {
+  if (wanted != nullptr && !wanted->any(at, at + nbytes_)) return;
+  if (is_one_value()) {
+    if (wanted != nullptr) wanted->nbytes += nbytes_;
+    return fill(out);
+  }
+  if (copied_ && wanted == nullptr) {  // all blocks in one go
     Cursor cursor(stored_, Kind::codec, "a blosc chunk");
     cursor.skip(header_nbytes_);
     copy_plain(out.data(), cursor.take(nbytes_).data(), nbytes_);
@@ -121,8 +125,11 @@ void Chunk::decode(MutableBytes out, Scratch& scratch) {
   scratch.c.resize(std::max(scratch.c.size(), space_nbytes()));
   const Bytes first = out.first(block_nbytes_);
   for (std::size_t block = 0; block < blocks(); ++block) {
-    const std::size_t begin = block * block_nbytes_;
-    decode_block(block, out.subspan(begin, std::min(block_nbytes_, nbytes_ - begin)), first, scratch.c);
+    const std::size_t begin = block * block_nbytes_, nbytes = std::min(block_nbytes_, nbytes_ - begin);
+    const bool is_reference = block == 0 && refers_to_first();
+    if (!is_reference && !is_wanted(wanted, at + begin, at + begin + nbytes)) continue;
+    decode_block(block, out.subspan(begin, nbytes), first, scratch.c);
+    if (wanted != nullptr) wanted->nbytes += nbytes;
   }
 }
 
@@ -224,10 +231,11 @@ void Chunk::fill(MutableBytes out) const {
 
 namespace solar {
 
-std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch) {
+std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted) {
   blosc::Chunk chunk(in);
   if (chunk.nbytes() > out.size()) damaged("the output is larger than its space");
-  chunk.decode(out.first(chunk.nbytes()), scratch);
+  if (wanted != nullptr) wanted->nbytes = 0;
+  chunk.decode(out.first(chunk.nbytes()), scratch, wanted);
   return chunk.nbytes();
 }
 

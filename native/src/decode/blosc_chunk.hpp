@@ -33,8 +33,9 @@ class Chunk {
   std::size_t space_nbytes() const;
   // REQUIRES: `out` is as large as the block; `first` is block 0, decoded, where refers_to_first() and block > 0.
   void decode_block(std::size_t block, MutableBytes out, Bytes first, MutableBytes space);
-  // REQUIRES: out.size() == nbytes().
-  void decode(MutableBytes out, Scratch& scratch);
+  // Decodes the blocks of which anything is wanted; `at` is where the chunk begins in what `wanted` counts. Without
+  // `wanted`, all of them. REQUIRES: out.size() == nbytes().
+  void decode(MutableBytes out, Scratch& scratch, Wanted* wanted = nullptr, std::size_t at = 0);
   // REQUIRES: is_one_value().
   void fill(MutableBytes out) const;
 

@@ -110,11 +110,12 @@ Bytes Frame::metalayer(std::string_view name) const {
 
 namespace solar {
 
-std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch) {
+std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted) {
   blosc::Frame frame(in, out.size());
+  if (wanted != nullptr) wanted->nbytes = 0;
   for (const char* name : {"b2nd", "caterva"}) {
     const Bytes shape = frame.metalayer(name);
-    if (!shape.empty()) return blosc::decode_array(frame, shape, out, scratch);
+    if (!shape.empty()) return blosc::decode_array(frame, shape, out, scratch, wanted);
   }
   if (frame.nbytes() > out.size()) damaged("the output is larger than its space");
   std::size_t at = 0;
@@ -123,7 +124,7 @@ std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch) {
     if (chunk.nbytes() != std::min(frame.chunk_nbytes(), frame.nbytes() - at)) {
       damaged("a blosc chunk has not the size it must have");
     }
-    chunk.decode(out.subspan(at, chunk.nbytes()), scratch);
+    chunk.decode(out.subspan(at, chunk.nbytes()), scratch, wanted, at);
     at += chunk.nbytes();
   }
   return at;

@@ -1,4 +1,8 @@
-// The contiguous frame of blosc 2: a header, chunks, and a chunk with their offsets.
+// A Frame is the contiguous frame of blosc 2: a header, chunks, and a chunk with their offsets.
+//
+// It is a view of its bytes, which must stay, with an index of its own; it belongs to one thread. The constructor
+// checks the header and the offsets. What is damaged is Error(codec), and reading takes time and memory in the size of
+// the frame and of the output, whatever the frame says.
 #pragma once
 
 #include <string_view>

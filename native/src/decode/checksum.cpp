@@ -16,7 +16,8 @@ namespace solar {
 namespace {
 
 constexpr std::uint32_t adler_modulus = 65521;
-constexpr std::size_t adler_block = 5536;  // bytes; the largest multiple of 32 that cannot overflow from reduced sums
+// The largest multiple of 32 bytes whose sums cannot overflow if they begin reduced.
+constexpr std::size_t adler_block = 5536;
 
 struct Sums {
   std::uint32_t first, second;

@@ -116,7 +116,9 @@ inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t le
   }
   while ((out += 24) < end) {
     from += 24;
-    asm("" : "+r"(from));  // no vectors: to see whether they may overlap takes longer than such a copy
+    // This keeps the compiler from making vectors of the loop: the test whether they overlap takes longer than so short
+    // a copy.
+    asm("" : "+r"(from));
     copy8(out, from);
     copy8(out + 8, from + 8);
     copy8(out + 16, from + 16);

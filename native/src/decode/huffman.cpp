@@ -94,7 +94,8 @@ void build_table(std::span<const std::uint8_t> bits, std::span<const Entry> mean
   std::size_t at = 0;
   unsigned code = 0;
   table[0] = entry_invalid;
-  for (unsigned n = 1; n <= width; ++n) {  // a table of n bits is that of n - 1 bits twice, and the codes of n bits
+  // A table for codes of up to n bits is the table for n - 1 bits twice, with the codes of n bits added.
+  for (unsigned n = 1; n <= width; ++n) {
     std::copy_n(table.begin(), std::size_t{1} << (n - 1), table.begin() + (std::ptrdiff_t{1} << (n - 1)));
     for (; codes.count[n]; --codes.count[n], ++at) {
       table[code] = meanings[codes.symbol[at]] + n * 0x101;

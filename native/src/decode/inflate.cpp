@@ -34,7 +34,8 @@ struct State {
   std::byte* out_begin;
   std::byte* out_end;
   std::uint64_t word = 0;
-  unsigned nbits = 0;  // of word that are valid; those above may be set only inside the fast loop
+  // How many bits of `word` are valid. Bits above them may be set only inside the fast loop.
+  unsigned nbits = 0;
   const std::byte* summed = out_begin;  // up to here
   std::uint32_t sum = 1;                // Adler-32
 
@@ -85,7 +86,8 @@ SOLAR_INFLATE_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   const std::byte* const out_begin = s.out_begin;
   std::uint64_t word = s.word;
   std::uint64_t nbits = s.nbits;
-  const auto refill = [&]() SOLAR_INFLATE_INLINE {  // the bits above nbits, if set, are those that are or'ed in again
+  // If bits above `nbits` are set, they are the same that are or'ed in again.
+  const auto refill = [&]() SOLAR_INFLATE_INLINE {
     word |= load_le<std::uint64_t>(in) << (nbits & 63);
     in += 7 - (nbits >> 3 & 7);
     nbits |= 56;
@@ -102,9 +104,11 @@ SOLAR_INFLATE_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
 
   bool ended = false;
   refill();
-  Entry e = next();  // always looked up before the refill and the copy that precede its use
+  // The next entry is always looked up before the refill and the copy that come before its use.
+  Entry e = next();
   for (;;) {
-    if (in > in_last) break;  // two jumps that are never taken cost less than one condition made of both
+    // Two jumps that are hardly ever taken cost less than one condition that is made of both.
+    if (in > in_last) break;
     if (out > out_last) break;
     if (e & entry_literal) {  // three of the first level take at most 33 of the 56 bits
       put_literal(e);

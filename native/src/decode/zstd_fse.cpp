@@ -67,7 +67,8 @@ Distribution read_distribution(Bytes& in, unsigned max_log, unsigned max_symbols
     result.counts[result.symbols++] = static_cast<std::int16_t>(count);
     remaining -= static_cast<unsigned>(count < 0 ? 1 : count);
     if (count != 0) continue;
-    for (unsigned threes = 8; threes == 8;) {  // pairs of bits say how many more are zero; a three is not the last one
+    // Pairs of bits say how many more symbols have no state. A pair of 3 says that another pair follows.
+    for (unsigned threes = 8; threes == 8;) {
       const unsigned window = bits.peek(16);
       threes = static_cast<unsigned>(std::countr_one(window)) / 2;
       const unsigned more = threes == 8 ? 24 : 3 * threes + (window >> 2 * threes & 3);

@@ -1,4 +1,8 @@
-// The functions of CUDA's driver, by the names and types of its documented interface.
+// A Driver is CUDA's driver library, opened by name: its functions, with the types of its documented interface.
+//
+// The library stays open until the process ends. The functions are the library's own; any thread may call them as its
+// documentation allows. The constructor throws Error(read) that names the library or the function that is not there.
+// Functions return codes; check() makes an Error(read) of them.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,8 @@ constexpr int most_links = 16;               // soft and external, on the way to
 constexpr std::size_t most_told = 4;         // links on the way to what is not there
 constexpr std::size_t most_open = 16;        // files besides those that a ObjectLocation keeps open
 constexpr std::size_t longest_name = 4096;   // of a file: no system opens a longer one
-constexpr std::uint64_t step_cost = 64;      // bytes of the budget for a step along a path, which may go in circles
+// How many bytes of the budget a step along a path costs: paths may go in circles.
+constexpr std::uint64_t step_cost = 64;
 constexpr std::uint64_t opening_cost = 512;  // and for a file that is looked for
 
 std::vector<std::string> reversed_parts(const std::string& path) {

@@ -1,4 +1,7 @@
-// Fractal heaps: where groups with many links keep them.
+// A FractalHeap reads objects of HDF5's fractal heaps, in which groups with many links keep them.
+//
+// It belongs to one thread, and refers to its Image, which must outlive it. Bytes that it returns are the heap's or the
+// identifier's own, and valid as long as both. Damage is Error(layout); what only libhdf5 can read is Elsewhere.
 #pragma once
 
 #include <unordered_map>

@@ -1,4 +1,7 @@
-// Global heaps: collections of objects of any size, to which values of variable length refer by address and number.
+// Global heaps are collections of objects of any size, to which values of variable length refer by address and number.
+//
+// These functions belong to the thread of their Image. They return values of the caller: where objects lie, never their
+// bytes. Damage is Error(layout), and each collection is paid for by its size (image.hpp).
 #pragma once
 
 #include <vector>

@@ -1,4 +1,7 @@
-// Groups: the links of a group, however they are stored.
+// Groups: these functions read the links of a group, whichever of the three ways they are stored in.
+//
+// They belong to one call and one thread, as their Image does. Links are values of the caller. Damage is Error(layout),
+// and reads are paid for (image.hpp), so that groups that contain each other, or are made too large, end.
 #pragma once
 
 #include <string>

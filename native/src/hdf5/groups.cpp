@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::size_t deepest_group = 1000;
 constexpr std::size_t most_kinds = 1 << 16;  // ways of storing one dataset
-constexpr std::uint64_t chunk_cost = 4;      // bytes of the budget for each chunk, which may be one of many datasets
+// How many bytes of the budget each chunk costs: a chunk may belong to many datasets.
+constexpr std::uint64_t chunk_cost = 4;
 constexpr std::size_t most_groups = std::size_t{1} << 31;
 
 std::vector<std::string> path_parts(const std::string& path) {

@@ -1,4 +1,8 @@
-// Object headers: the messages that make an object a group, a dataset or a datatype.
+// An ObjectHeader is the messages that make an object a group, a dataset or a datatype.
+//
+// It owns the blocks that its messages point into: it may be moved, but a copy's messages would point into the
+// original. Reading one, and following a message to what it refers to, belongs to the thread of the Image. Damage, also
+// a checksum that is wrong, is Error(layout).
 #pragma once
 
 #include <string>

@@ -68,7 +68,8 @@ std::vector<std::uint64_t> alias_table(std::span<const double> weights) {
     return from;
   };
   light = next(0, true), heavy = next(0, false);
-  std::size_t filled = light;  // the light one to fill: the next from the left, or a heavy one that became light
+  // The light slot that is filled next: the next one from the left, or a heavy slot that has become light.
+  std::size_t filled = light;
   while (filled < n && heavy < n) {
     table[filled] = slot(left[filled], heavy);
     left[heavy] -= 1.0 - left[filled];

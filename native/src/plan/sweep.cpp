@@ -114,7 +114,8 @@ bool Sweep::use(Item item) {
     return true;
   }
   if (has(ripe_, item)) {
-    drop(ripe_, item);  // it stays from this use to the next, so its reading moves before this one
+    // The item stays from this use to the next one, so reading it moves to before this use.
+    drop(ripe_, item);
   } else if (lasting_ && has(later_, item)) {
     drop(later_, item);
   } else {

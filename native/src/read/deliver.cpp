@@ -92,12 +92,12 @@ bool may_come_again(const ReadPlan& batch, const Piece& piece) {
   return batch.task == Task::read && wanted < batch.groups[piece.group].chunk_rows;
 }
 
-// A chunk that no plan counts, for boxes. Where tiles can be decoded alone, and few are wanted, these are; else, or if it
-// comes again soon, it stays for the batches to come.
+// A chunk that no plan counts, for boxes. Where tiles or blocks can be decoded alone, and few are wanted, these are; else,
+// or if it comes again soon, it stays for the batches to come.
 void deliver_cuts(const ReadPlan& batch, const Piece& piece, Bytes stored, std::uint64_t nbytes, Bench& bench) {
   const Recent::Key key{batch.source, batch.groups[piece.group].first, piece.to};
   bench.wanted.clear();
-  if (batch.form(piece).pipeline.in_tiles()) find_wanted(batch, piece, nbytes, bench.wanted);
+  if (batch.form(piece).pipeline.decodes_parts()) find_wanted(batch, piece, nbytes, bench.wanted);
   if (!bench.wanted.empty()) {
     if (const auto held = bench.recent->find(key)) return place_cuts(batch, piece, held->data(), 0, nbytes);
   }

@@ -1,4 +1,9 @@
-// From stored bytes to the rows of a ReadPlan: copied, decoded, filled and byte-swapped into place.
+// These functions bring stored bytes to the rows of a ReadPlan: they copy, decode, fill and swap bytes into place.
+//
+// A ReadPlan is only read here, and each piece writes bytes of its own: any number of threads may deliver pieces of one
+// plan at a time, each with a Bench of its own. The stored bytes and the output stay the caller's. Damaged chunks are
+// Error(codec) with the file, the sample and the offset in the message; what the piece should have written is then
+// undefined. Nothing is written outside of the piece's own bytes, whatever a chunk says.
 #pragma once
 
 #include "batch.hpp"
@@ -7,7 +12,7 @@
 
 namespace solar::read {
 
-// What one thread needs to decode with, and what it counts.
+// The memory that one thread decodes with, and its counts. It belongs to that thread and is used again for each piece.
 struct Bench {
   Scratch filters;
   Workspace raw;

@@ -1,4 +1,14 @@
-// What a Reader is made of: its threads, and what is under way.
+// A Reader::Impl is what a Reader owns: its threads, the Jobs of all tickets, and what the threads share.
+//
+// Every member that changes belongs to the mutex, except atomics and what a class locks by itself (Recent, OpenFiles,
+// ReadThreads). No thread holds the mutex while it plans, reads or decodes. A Worker belongs to one thread. A Job
+// belongs to all threads that hold it (Job::users), and goes to `spare` once its ticket is forgotten and nobody holds
+// it.
+//
+// Any thread of the process may call the functions that Reader has. In a forked process there are no threads: submit()
+// and wait() throw Error(read), close() returns at once, and the others do nothing. work(), next(), plan() and
+// finished() are for the Reader's own threads. What goes wrong in one of these fails the ticket at hand, and wait()
+// throws it; nothing else ends a thread before close().
 #pragma once
 
 #include <condition_variable>
@@ -15,8 +25,9 @@
 
 namespace solar {
 
-// Tickets are served in order, those that read nothing before all others. A thread takes units of the first ticket that
-// has any left; a ticket is planned by the thread that meets it first, while the others go on with those beside it.
+// The threads serve tickets in order, but those that read nothing come before all others. A thread takes units of the
+// first ticket that has any left. The thread that meets a ticket first plans it, while the others go on with those
+// beside.
 struct Reader::Impl {
   Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch);
   ~Impl() { close(longest_wait); }

@@ -1,4 +1,9 @@
-// One ticket: its ReadPlan, and how far it has come. Shared by the threads that work on it.
+// A Job is one ticket: its ReadPlan, how far it has come, and its error.
+//
+// The Reader owns all Jobs, and uses one again for another ticket when no thread holds it. Several threads work on a
+// Job at a time: each takes the next unit (`next_unit`) and reports the pieces that it has finished. The first error
+// wins; the thread that finishes the last piece tells the Reader. `error` may be read only after that. What stands
+// below "The Reader's" is read and written under the Reader's mutex.
 #pragma once
 
 #include <array>

@@ -1,5 +1,8 @@
-// Lines of chunks: all chunks of a part that cover the same rows. A buffer that keeps chunks as they are stored holds
-// lines: the chunks one after another, in the order of the source's arrays, each from a new page on.
+// A line of chunks is all chunks of a part that cover the same rows. Lines says which line a row is in.
+//
+// A buffer that keeps chunks as they are stored holds lines: the chunks one after another, in the order of the source's
+// arrays, each from a new page on. Lines is a value; any thread may use it. It refers to its Source, which must outlive
+// it. REQUIRES, of all functions: the row is one of the source's.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +22,6 @@ struct Line {
   std::size_t begin = 0, end = 0;  // in the source's arrays of chunks
 };
 
-// A value made from a Source, which must stay.
 class Lines {
  public:
   explicit Lines(const Source& source);

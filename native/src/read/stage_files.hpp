@@ -1,4 +1,8 @@
-// Open stage files of one thread; the one that was used longest ago is closed for another.
+// A StageFiles keeps some stage files open for one thread, and closes the one used longest ago if there are too many.
+//
+// It belongs to a Worker and locks nothing. It shares ownership of the Stages and files that it keeps open, so a file
+// that open() has returned stays usable after it was dropped here. Nothing throws but memory that is not to be had:
+// where the file cannot be opened, the Stage notes why (Stage::lost), and rows come from the remote file.
 #pragma once
 
 #include <algorithm>

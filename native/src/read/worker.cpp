@@ -243,7 +243,8 @@ void Worker::queue(Request& request, const iovec* parts, std::size_t count, std:
   if (request.file->far()) {
     const File& file = *request.file;
     std::vector<iovec> wanted(parts, parts + count);
-    for (iovec& part : wanted) {  // holes have one memory, which several threads must not write to at a time
+    // All holes would have the same memory, and several threads must not write to that at a time.
+    for (iovec& part : wanted) {
       if (is_scrap(part)) part.iov_base = nullptr;
     }
     Far::get().order(file.path(), file.identity(), std::move(wanted), offset, index(request), mailbox_);

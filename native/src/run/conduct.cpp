@@ -67,7 +67,8 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   for (std::size_t step = 0; step < steps; ++step) {
     if (!wait_for_room()) break;
     for (; prepared < std::min<std::uint64_t>(steps, step + lead + 1); ++prepared) {
-      making.emplace_back();  // first, so that it is known when something goes wrong: it may be read to by then
+      // It joins the list before it is prepared: if something goes wrong, what may be read to by then is known.
+      making.emplace_back();
       prepare(*epoch, prepared, making.back());
     }
     if (!make(*epoch, step, making.front())) break;
@@ -181,7 +182,8 @@ bool Run::Impl::wait_for_room() {
 
 // Memory for a batch; and what is known not to be held is asked for.
 void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
-  made.tickets.reserve(3 * parts.size());  // all that it will have: a ticket that is not noted would be read to too late
+  // Room for all tickets that it can have: a ticket that is not noted would be written to after its memory has gone.
+  made.tickets.reserve(3 * parts.size());
   made.fetched.resize(parts.size());
   made.batch.fields.resize(fields);
   made.loan = std::make_shared<Loan>(doors);  // now: nothing may go wrong when it is taken

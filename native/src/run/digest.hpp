@@ -1,4 +1,7 @@
-// What tells plans apart: a number over all that the ranks of a node must carry out alike.
+// Digests tell plans apart: one number over all that the ranks of a node must carry out alike.
+//
+// Both functions are pure; any thread may call them. Equal plans have equal digests on every machine. Different plans
+// have equal ones with a probability of about 2^-64, unless somebody makes them so: ranks trust each other.
 #pragma once
 
 #include <cstdint>

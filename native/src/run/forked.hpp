@@ -1,4 +1,8 @@
-// A file that is closed in every process forked from this one: there it would keep its locks.
+// A Private is a file descriptor that is closed in every process forked from this one: there it would keep its locks.
+//
+// It owns the descriptor. One thread opens it, once; any thread may then ask for its number. In a forked process it is
+// closed before fork() returns there, and get() is negative. The constructor throws std::bad_alloc where the system
+// does not register what must run at a fork.
 #pragma once
 
 namespace solar::run {

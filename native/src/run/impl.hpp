@@ -1,4 +1,13 @@
-// What a Run is made of: its thread's own, and what that shares with whoever takes batches.
+// A Run::Impl is what a Run owns: its thread, the parts, and what the thread shares with whoever takes batches.
+//
+// The Run's thread executes conduct() and all that it calls; the parts (PartRun) and what is being made belong to it
+// alone, and need no lock. Appended epochs, finished batches, errors and counts are shared: they belong to the mutex of
+// Doors. Doors outlives the Run, for the memory of batches comes back at any time, in any thread: each field's block
+// shares the Loan of its batch, and the last one to go ends it.
+//
+// A read that fails becomes the error of the batches that use its rows. Any other error, of a plan for one, ends the
+// Run's thread, and take() throws it once the batches before are taken. In a forked process part(), append() and take()
+// throw Error(read).
 #pragma once
 
 #include <algorithm>
@@ -76,7 +85,8 @@ struct Run::Impl {
        std::size_t with_taker)
       : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)),
         doors(std::make_shared<Doors>(with_taker)) {
-    waited_for.reserve(1);  // a wait that has no memory for its ticket would be taken for the ticket's own error
+    // If a wait found no memory to note its ticket, that would look like the ticket's own error.
+    waited_for.reserve(1);
   }
 
   // A batch on its way: its memory, and what is read straight into it.

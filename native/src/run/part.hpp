@@ -1,4 +1,12 @@
-// One part of a Run: its buffer, and what is on its way into it. Used by the Run's thread alone.
+// A PartRun is one part of a Run: its buffer, what is on its way into it, and what of a plan concerns it.
+//
+// Only the Run's thread calls it, in the order that run.hpp gives: load, feed, arrive, put_together or fetch, drop. It
+// owns its Buffer (or has the part of a Node's memory that it was given), and asks the Reader for all reads. The
+// Reader, the Node and the epochs' arrays must outlive it. Before it is destroyed, the caller waits for every ticket
+// that each_on_its_way() names or that put_together() and fetch() returned: they write to its buffer or read from it.
+//
+// A plan that uses, drops or loads what it must not is Error(plan). A failed load is no error here: its rows count as
+// not held, and the batch that uses them reads them again.
 #pragma once
 
 #include <deque>

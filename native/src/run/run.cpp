@@ -127,7 +127,8 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   impl_->check_process();
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   Impl::Making made;
-  bool wake = false;  // the Run's thread, which is told once, and when the mutex is free: it would wait for that
+  // Whether to wake the Run's thread. It is woken once, and only after the mutex is free, for it would wait for that.
+  bool wake = false;
   {
     std::unique_lock lock(impl_->mutex);
     impl_->doors->kept = impl_->doors->lent;

@@ -1,4 +1,10 @@
-// The memory of a ledger and a line, as io/SERVICE.md draws it.
+// The memory that a service and a job share, as io/SERVICE.md draws it: of a ledger, and of a line.
+//
+// The structures lie in memory that two processes map. The service writes a ledger, and the job reads it; the job
+// writes its line, and the service reads that. Neither trusts the other: the layout is fixed here, every number that is
+// read from the other side is checked before it is used, and seals keep the memory from shrinking below a reader.
+// Atomics are the only synchronisation, so no process can leave a lock behind. fail_with() throws Error(read) with
+// errno's words.
 #pragma once
 
 #include <atomic>
