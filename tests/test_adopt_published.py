@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 import published_kit as published
 import pytest
 import torch
-from adopt_kit import answered, draws, seed_all, told
+from adopt_kit import answered, draws, logged, seed_all, told
 from kit import settle
 from published_kit import Demonstrations, Particles, Patterns, Solutions, SolutionsApart, Trajectories
 from torch.utils.data import BatchSampler, RandomSampler
@@ -55,21 +53,6 @@ class Counted:
         counts = (0, 0) if reader is None else (reader.counts.answered, reader.counts.asked)
         worker = torch.utils.data.get_worker_info()
         return self.collate(samples), (-1 if worker is None else worker.id, *counts)
-
-
-@contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """The lines of the logger, those of processes that are forked meanwhile too."""
-    handler, log = logging.FileHandler(path, "a"), logging.getLogger("solar")
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-        log.removeHandler(handler)
-        handler.close()
 
 
 def compared(
