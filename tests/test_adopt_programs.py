@@ -185,7 +185,7 @@ class Program(Dataset[Any]):
     def open(self, name: str) -> Any:
         path, mode = f"{self.folder}/{name}.h5", dict(self.mode)
         if mode.pop("object", False):
-            self.objects.append(Path(path).open("rb"))
+            self.objects.append(Path(path).open("rb"))  # noqa: SIM115
             return h5py.File(self.objects[-1], "r", **mode)
         return h5py.File(path, **{"mode": "r", **mode})
 

@@ -36,7 +36,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 class Seen(NamedTuple):
     """What became of two epochs with solar's loader."""
 
-    answered: int  # calls of h5py, of all processes
+    answered: int  # calls of h5py, in all processes
     asked: int
     words: str  # of the log: what is read ahead, or why not
     report: str
@@ -56,7 +56,11 @@ class Counted:
 
 
 def compared(
-    make: Callable[[], Any], workers: int, folder: Path, more: Callable[[Any], dict[str, Any]], batch_size: int | None = 5
+    make: Callable[[], Any],
+    workers: int,
+    folder: Path,
+    more: Callable[[Any], dict[str, Any]],
+    batch_size: int | None = 5,
 ) -> Seen:
     """Asserts that two epochs are torch's, to the bit, and the state of the generators after them."""
     found, log = [], folder / "log.txt"
@@ -73,8 +77,8 @@ def compared(
     assert found[0] == found[1]
     assert len(found[0]) > 5
     most: dict[int, tuple[int, int]] = {}
-    for _, (worker, answered, asked) in batches:
-        most[worker] = max(most.get(worker, (0, 0)), (answered, asked))
+    for _, (worker, *found_there) in batches:
+        most[worker] = max(most.get(worker, (0, 0)), tuple(found_there))
     counts = np.sum(list(most.values()), axis=0).tolist()
     return Seen(*counts, log.read_text(), str(loader.report()) if not workers else "")
 
