@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import grp
 import json
 import logging
@@ -14,17 +15,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from limits_kit import in_a_fork
-from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, job, memory_of, piece_of, scan, soon
+from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, epochs_of, job, memory_of, piece_of, scan, soon
 
-from solar import H5Dataset
+from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError, ReadError
 from solar.io.channels import frames, service_sockets
 
@@ -483,3 +484,169 @@ def test_the_page_tells_other_users_numbers_and_nothing_else(in_common: bool, pl
         (shown, text), *refused = as_user(there, OTHER, in_common)
     assert shown == 200 and place.name not in text and str(where) not in text
     assert all(code >= 400 for code, _ in refused)
+
+
+# --- a job, and a service of a user whom it has named, who lies ----
+
+
+class Real(NamedTuple):
+    """What a service answers to `y` of the file and to an order; and the memory that it hands over."""
+
+    opened: dict[str, Any]
+    joined: dict[str, Any]
+    memory: list[bytes | str]
+
+
+def body_of(descriptor: int) -> bytes | str:
+    """The bytes of memory, of which the ring's are nobody's yet; or the word for what wakes whoever waits."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, min(size, 1 << 20), 0).ljust(size, b"\0") if size else "wakes"
+
+
+def of_memory(real: Real, change: Callable[[bytes], bytes]) -> list[Any]:
+    return joined(real, [change(one) if isinstance(one, bytes) else one for one in real.memory])
+
+
+def real_answers(service: Process, path: Path) -> Real:
+    rows = np.arange(SAMPLES, dtype=np.int32)
+    one = Caller(service.socket)
+    opened = one.tell({"is": "data"}, frames.hand([piece_of(path)], []))
+    made = frames.hand(None, [rows, np.r_[0:SAMPLES:64, SAMPLES]])
+    frames.send(one.peer, {"is": "join", "data": 0, "batch": 64}, [made])
+    os.close(made)
+    came = frames.receive(one.peer, frames.OF_SERVICE)
+    assert came is not None and came[0]["is"] == "joined"
+    memory = [body_of(each) for each in came[1]]
+    frames.close_all(came[1])
+    one.peer.close()
+    return Real(opened, came[0], memory)
+
+
+def sealed(body: bytes, seals: int = frames.SEALS) -> int:
+    made = os.memfd_create("handed", os.MFD_ALLOW_SEALING)
+    os.truncate(made, len(body))
+    os.pwrite(made, body, 0)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    return made
+
+
+def noise(length: int) -> bytes:
+    return np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
+
+
+WELCOME = {"is": "welcome", "speaks": list(frames.SPEAKS), "solar": "0", "memory": 1 << 21}
+# What is sent in turn: frames with the memory that comes with them, or bytes.
+LIES: dict[str, Callable[[Real], list[Any]]] = {
+    "closes at once": lambda _: [],
+    "noise": lambda _: [noise(300)],
+    "a long frame": lambda _: [struct.pack("<I", 1 << 31)],
+    "other types": lambda _: [(WELCOME | {"memory": "much"}, [])],
+    "deep": lambda _: [framed(b'{"is":' + b"[" * 9000 + b"]" * 9000 + b"}")],
+    "too much memory": lambda real: [(WELCOME | {"memory": 1 << 62}, []), (real.opened | {"fields": [[1 << 60]]}, [])],
+    "noise later": lambda _: [(WELCOME, []), noise(300)],
+    "no memory": lambda real: joined(real, []),
+    "other files": lambda real: joined(real, ["/dev/zero"] * len(real.memory)),
+    "many descriptors": lambda real: joined(real, [bytes(4096)] * 16),
+    "memory that is not sealed": lambda real: joined(real, [None, *real.memory[1:]]),
+    "short memory": lambda real: of_memory(real, lambda one: one[:4096]),
+    "zeros": lambda real: of_memory(real, lambda one: bytes(len(one))),
+    "noise as memory": lambda real: of_memory(real, lambda one: noise(len(one))),
+    "its own memory, and no word more": lambda real: joined(real, real.memory),
+}
+
+
+TEN_SECONDS = ("no memory", "many descriptors")  # for the answer to a last message, of each pass
+
+
+def joined(real: Real, memory: Sequence[bytes | str | None]) -> list[Any]:
+    """All answers, with this memory: bytes, a file's name, or None for some that is not sealed."""
+    return [(WELCOME, []), (real.opened, []), (real.joined, memory)]
+
+
+def handed(one: bytes | str | None) -> int:
+    if isinstance(one, str):
+        return os.eventfd(0) if one == "wakes" else os.open(one, os.O_RDWR)
+    return sealed(bytes(4096), 0) if one is None else sealed(one)
+
+
+def lie(peer: socket.socket, answers: list[Any], given: list[Any]) -> None:
+    """Answers what comes in turn, and then nothing more. What was answered is added to `given`."""
+    peer.settimeout(60)
+    with suppress(OSError):
+        for answer in answers:
+            if not peer.recv(1 << 16):
+                break
+            given.append(answer)
+            if isinstance(answer, bytes):
+                peer.sendall(answer)
+                continue
+            message, memory = answer
+            made = [handed(one) for one in memory]
+            frames.send(peer, message, made)
+            frames.close_all(made)
+        if len(answers) > 2:
+            while peer.recv(1 << 16):
+                pass
+    peer.close()
+
+
+@pytest.fixture(scope="module")
+def real(scan: Path, tmp_path_factory: pytest.TempPathFactory) -> Real:
+    where = tmp_path_factory.mktemp("s")
+    with Process(scan, where) as service:
+        return real_answers(service, scan)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] if one in TEN_SECONDS else []) for one in LIES]
+)
+@IN_COMMON
+def test_a_named_service_of_another_user_that_lies_costs_a_job_nothing(
+    in_common: bool, name: str, real: Real, place: Path
+) -> None:
+    """Its batches are the file's, and its descriptors and memory those of a job that reads by itself."""
+    where = place.parent / "s"
+    where.mkdir()
+    os.chown(where, OTHER, OTHERS)
+    where.chmod(0o755)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(where / "s.sock"))
+        os.chown(where / "s.sock", OTHER, OTHERS)
+        (where / "s.sock").chmod(0o666)
+        os.seteuid(OTHER)
+        try:
+            listener.listen(8)
+        finally:
+            os.seteuid(0)
+        listener.settimeout(0.1)
+        callers, given, lies = list[threading.Thread](), list[Any](), LIES[name](real)
+
+        def serve() -> None:
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    peer, _ = listener.accept()
+                    callers.append(threading.Thread(target=lie, args=(peer, lies, given)))
+                    callers[-1].start()
+
+        def there() -> Any:
+            with DataLoader(data, 64, sampler=PlanSampler(data, seed=1), buffer=0) as loader:
+                first, before = epochs_of(loader), usage(os.getpid())
+            found: dict[int, Any] = {}
+            job(data, 1, 64, f"user:{OTHER}:{where / 's.sock'}", found)
+            return [first, *found[1], before, usage(os.getpid())]
+
+        data = H5Dataset(place, "y")
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            first, had, counts, before, after = as_user(there, ME, in_common)
+        finally:
+            ended.set()
+            serving.join()
+        for one in callers:
+            one.join()
+    assert callers and all(one in given for one in lies), "it was asked, and told all of it"
+    assert had == first and (counts is None or counts["served"] == 0)
+    assert after[0] <= before[0] + 4
+    assert after[1] <= before[1] + SLACK_NBYTES
