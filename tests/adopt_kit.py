@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -101,3 +104,18 @@ def answered(loader: DataLoader[Any]) -> tuple[int, int]:
     """How many calls were answered from memory, and how many were read as asked."""
     adopted = loader._adopted
     return (0, 0) if adopted is None else (adopted.counts.answered, adopted.counts.asked)
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """The lines of the logger, those of processes that are forked meanwhile too."""
+    handler, log = logging.FileHandler(path, "a"), logging.getLogger("solar")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)
+        handler.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -20,6 +21,7 @@ import torch
 from ragged_kit import plainly
 
 from solar import DataLoader, H5Dataset, PlanSampler
+from solar.io.channels import frames
 from solar.service.scheduler import Scheduler
 from solar.service.service import Service
 from solar.service.window import WindowShare
@@ -41,6 +43,15 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["y"] = np.arange(SAMPLES)
         file.create_dataset("z", data=draw.integers(0, 9, (SAMPLES, 64)).astype(">i2"), chunks=(16, 64), compression=1)
     return path
+
+
+def memory_of(body: bytes, nbytes: int) -> int:
+    """Sealed memory that begins with these bytes, and of which the rest was never written."""
+    made = os.memfd_create("told", os.MFD_ALLOW_SEALING)
+    os.write(made, body)
+    os.ftruncate(made, nbytes)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, frames.SEALS)
+    return made
 
 
 @contextmanager

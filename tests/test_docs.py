@@ -280,3 +280,46 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
             heads = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
             assert heading in slugs, target
+
+
+# Files that a page speaks of, and that are not of this project: made by a command, or a reader's own.
+ELSEWHERE = {"build/coverage.md", "tests/test_x.py", "mymodel.py", "packages/py_solar/package.py"}
+FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|cpp|hpp|cu|mjs|sh|md|toml|yml))`")
+SHELVES = [path for path in sorted(ROOT.iterdir()) if path.is_dir() and path.name[0] != "." and path.name != "build"]
+LEADS_NOWHERE = {"solar/samples/README.md"}  # tests/test_sample_maps.py; it is in tests/test_layers.py
+
+
+@cache
+def project_files() -> list[str]:
+    found = [path for shelf in SHELVES for path in shelf.rglob("*") if path.is_file()]
+    return ["/" + str(path.relative_to(ROOT)) for path in [*found, *ROOT.glob("*.*")]]
+
+
+def known(name: str, page: Path) -> bool:
+    """Whether there is such a file: of this name from the top, or the end of it; for a folder's page, below that."""
+    if (ROOT / name).exists() or (page.parent / name).exists():
+        return True
+    below = "/" if page.name != "README.md" else f"/{page.parent.relative_to(ROOT)}/"
+    return any(path.endswith(f"/{name}") and path.startswith(below) for path in project_files())
+
+
+PAGES_OF_FOLDERS = [page for shelf in SHELVES for page in sorted(shelf.rglob("README.md"))]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.xfail(strict=True)] if where in LEADS_NOWHERE else [], id=where)
+        for page in [*PAGES, *PAGES_OF_FOLDERS]
+        for where in [str(page.relative_to(ROOT))]
+        if page.name != "CHANGELOG.md" and page.parent.name != "decisions"  # which speak of what was
+    ],
+)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    assert [name for name in FILE.findall(page.read_text()) if name not in ELSEWHERE and not known(name, page)] == []
+
+
+def test_a_file_that_is_not_there_is_seen() -> None:
+    page = ROOT / "io" / "README.md"
+    assert known("reader.py", page) and known("reading/reader.py", page) and known("native/README.md", page)
+    assert not known("loader.py", page) and not known("reading/loader.py", page)

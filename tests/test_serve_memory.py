@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_kit import HELLO, SAMPLES, alone, job, piece_of, scan, serving, soon
+from serve_kit import HELLO, SAMPLES, alone, job, memory_of, piece_of, scan, serving, soon
 
 from solar import H5Dataset
 from solar.io.channels import frames, service_sockets
@@ -22,15 +21,6 @@ from solar.service import job_orders
 from solar.service.service import Service
 
 _ = scan  # a fixture
-
-
-def memory_of(body: bytes, nbytes: int) -> int:
-    """Sealed memory that begins with these bytes, and of which the rest was never written."""
-    made = os.memfd_create("told", os.MFD_ALLOW_SEALING)
-    os.write(made, body)
-    os.ftruncate(made, nbytes)
-    fcntl.fcntl(made, fcntl.F_ADD_SEALS, frames.SEALS)
-    return made
 
 
 def order(passes: int = 1) -> list[Any]:

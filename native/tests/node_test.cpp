@@ -54,6 +54,58 @@ TEST_CASE("ranks of a node see one memory, and wait for the slowest") {
   CHECK_FALSE(all[0]->wait(Node::Count::loaded, 1, 0ms));
 }
 
+TEST_CASE("whether all have come so far is answered without waiting, and without an error of any of them") {
+  using Count = Node::Count;
+  auto all = nodes(3, 0);
+  CHECK(all[0]->all(Count::joined, 1));
+  CHECK(all[0]->all(Count::reached, 0));
+  for (const Count count : {Count::begun, Count::reached, Count::loaded, Count::made}) {
+    for (const auto& node : all) {
+      CHECK_FALSE(node->all(count, 3));
+      node->tell(count, node->rank() + 3);
+    }
+    for (const auto& node : all) {
+      CHECK(node->all(count, 3));
+      CHECK_FALSE(node->all(count, 4));
+    }
+    all[0]->tell(count, 1);
+    CHECK(all[1]->all(count, 3));  // no count decreases
+  }
+  all[1]->fail({Kind::read, "no such file"});
+  CHECK_FALSE(all[0]->all(Count::loaded, 4));
+  all[0]->tell(Count::loaded, 4);
+  CHECK(all[2]->all(Count::loaded, 4));
+  all[1].reset();
+  CHECK(all[0]->behind(Count::made, 100) == std::vector<unsigned>{0, 2});  // who has left holds nobody up
+  CHECK_FALSE(all[0]->all(Count::made, 100));
+  CHECK_FALSE(all[0]->all(Count::reached, 100));
+}
+
+TEST_CASE("once a rank has seen that all have come so far, each thread sees it for good") {
+  const auto all = nodes(3, 0);
+  constexpr std::uint64_t steps = 2000;
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& node : all) {
+      threads.emplace_back([&node] {
+        for (std::uint64_t step = 1; step <= steps; ++step) node->tell(Node::Count::reached, step);
+      });
+    }
+    for (const auto& node : all) {
+      threads.emplace_back([&node, &wrong] {
+        for (std::uint64_t step = 1; step <= steps;) {
+          if (!node->all(Node::Count::reached, step)) continue;
+          if (!node->behind(Node::Count::reached, step).empty() || !node->all(Node::Count::reached, step - 1)) ++wrong;
+          ++step;
+        }
+      });
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK_FALSE(all[0]->all(Node::Count::reached, steps + 1));
+}
+
 TEST_CASE("a rank that fails or leaves ends the waiting of the others, and says which and why") {
   auto all = nodes(3, 0);
   std::jthread fails([&] { all[1]->fail({Kind::read, "no such file"}); });
@@ -345,6 +397,98 @@ TEST_CASE("a process forked from a rank neither keeps it alive nor has any of it
   ::close(descriptor);
 }
 
+namespace {
+
+// Of each step, rank 0 of 2 gets one row and rank 1 the next. Both are loaded in the step before, one by each rank.
+struct Lockstep {
+  explicit Lockstep(std::int32_t steps, unsigned rank) {
+    for (std::int32_t step = 0; step < steps; ++step) {
+      made.rows.insert(made.rows.end(), {2 * step, 2 * step + 1});
+      positions.insert(positions.end(), {rank == 0 ? 0 : -1, rank == 1 ? 0 : -1});
+      made.last.insert(made.last.end(), {1, 1});
+      made.starts.push_back(2 * step + 2);
+      made.sizes.push_back(1);
+      if (step > 0) made.loads.insert(made.loads.end(), {2 * step, 2 * step + 1});
+      if (step > 0) made.ends.push_back(static_cast<std::int64_t>(made.loads.size()));
+    }
+    made.ends.push_back(static_cast<std::int64_t>(made.loads.size()));
+    made.start = {0, 1};
+    made.start_ends = {2};
+    made.start_due = {0};
+  }
+
+  Made made;
+  std::vector<std::int32_t> positions;
+};
+
+// Two ranks in this process, each with a Run of one staged batch.
+struct TwoRanks {
+  TwoRanks(const std::shared_ptr<const Source>& source, std::int32_t steps) {
+    for (unsigned rank = 0; rank < 2; ++rank) {
+      runs[rank].part({source, 0, 100, 1000, false, false, 0, 16});
+      const auto share = std::make_shared<const Lockstep>(steps, rank);
+      Run::Epoch epoch = share->made.epoch();
+      epoch.positions = share->positions;
+      runs[rank].append(share->made.sizes, {epoch}, share);
+    }
+  }
+  // What counts the next batch of a rank has.
+  ReaderStats take(unsigned rank) {
+    Run::Batch batch;
+    REQUIRE(runs[rank].take(60s, batch));
+    return batch.counts;
+  }
+  bool comes(auto&& holds) const {
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    return holds();
+  }
+  bool rank_0_waits_for_rank_1() const {
+    return comes([this] { return runs[0].waiting_for() == "rank 5 of 8"; });
+  }
+
+  const std::vector<std::shared_ptr<Node>> all = nodes(2, 1 << 20);
+  Reader readers[2]{{1, 8, 0, Backend::pread}, {1, 8, 0, Backend::pread}};
+  Run runs[2]{{readers[0], MemoryPool::make(1 << 20), 1, 1 << 20, all[0]},
+              {readers[1], MemoryPool::make(1 << 20), 1, 1 << 20, all[1]}};
+};
+
+}  // namespace
+
+TEST_CASE("a wait for a rank whose loop is slow is counted as that") {
+  const Folder folder;
+  TwoRanks two(made::contiguous(folder, 100, 1000), 4);
+  CHECK(two.comes([&] { return two.all[0]->all(Node::Count::made, 1) && two.runs[0].waiting_for() != "rank 5 of 8"; }));
+  two.take(0);
+  CHECK(two.rank_0_waits_for_rank_1());  // which has room for one batch, and nobody takes it
+  two.take(1);
+  CHECK(two.take(0).ranks_ns >= 50'000'000);  // a Run says whom it waits for after so long
+}
+
+TEST_CASE("a wait for a rank that waits for its reads is not counted as one for its loop") {
+  const Folder folder;
+  TwoRanks two(made::contiguous(folder, 100, 1000), 5);
+  const auto rank_1_has_begun = [&](std::uint64_t steps) {
+    return two.comes([&] { return two.all[0]->behind(Node::Count::reached, steps) == std::vector<unsigned>{0}; });
+  };
+  // Of each step but the first, rank 1 begins before rank 0, whose batch before is not taken.
+  two.take(1);
+  CHECK(rank_1_has_begun(2));
+  two.take(0);
+  two.take(1);
+  CHECK(rank_1_has_begun(3));
+  {
+    const Injected held({{.call = faults::Call::read, .path = "contiguous.h5", .begin = 6600, .end = 6700, .delay = 1h}});
+    two.take(0);  // rank 0 goes on to the step after which rank 1 reads row 6, for the next
+    two.take(1);
+    CHECK(rank_1_has_begun(4));
+    CHECK(two.take(0).ranks_ns == 0);
+    CHECK(two.rank_0_waits_for_rank_1());
+    CHECK(faults::met() == 1);
+  }
+  CHECK(two.take(0).ranks_ns == 0);
+}
+
 TEST_CASE("a rank that closes amid an epoch ends those of the others with an error") {
   const Folder folder;
   const auto source = made::contiguous(folder, 100, 1000);
@@ -356,24 +500,10 @@ TEST_CASE("a rank that closes amid an epoch ends those of the others with an err
       Reader reader(1, 8, 64, Backend::automatic);
       Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20, all[rank]);
       run.part({source, 0, 100, 1000, false, false, 0, 16});
-      Made made;
-      std::vector<std::int32_t> positions;
-      for (std::int32_t step = 0; step < 40; ++step) {
-        made.rows.insert(made.rows.end(), {2 * step, 2 * step + 1});
-        positions.insert(positions.end(), {rank == 0 ? 0 : -1, rank == 1 ? 0 : -1});
-        made.last.insert(made.last.end(), {1, 1});
-        made.starts.push_back(2 * step + 2);
-        made.sizes.push_back(1);
-        if (step > 0) made.loads.insert(made.loads.end(), {2 * step, 2 * step + 1});
-        if (step > 0) made.ends.push_back(static_cast<std::int64_t>(made.loads.size()));
-      }
-      made.ends.push_back(static_cast<std::int64_t>(made.loads.size()));
-      made.start = {0, 1};
-      made.start_ends = {2};
-      made.start_due = {0};
-      Run::Epoch epoch = made.epoch();
-      epoch.positions = positions;
-      run.append(made.sizes, {epoch}, nullptr);
+      const Lockstep share(40, rank);
+      Run::Epoch epoch = share.made.epoch();
+      epoch.positions = share.positions;
+      run.append(share.made.sizes, {epoch}, nullptr);
       Run::Batch batch;
       try {
         for (int step = 0; step < (rank == 0 ? 10 : 40); ++step) run.take(60s, batch);
