@@ -1,6 +1,7 @@
 """The experiment of the SOLAR paper: surrogates' samples, several ranks and nodes, one parallel file system.
 
-    python -m bench.cluster [--ranks 4 8] [--surrogates NAME ...] [--shares .1 .25 .5 .9] [--readers NAME ...] [--record]
+    python -m bench.cluster [--ranks 4 8] [--surrogates NAME ...] [--shares .1 .25 .5 .9] [--readers NAME ...]
+        [--quick] [--record]
     python -m bench.cluster --model [--record]        # 32 ranks on 8 nodes, by the planner alone
 
 Ranks are processes of this machine that meet by gloo; four are told to be one node. The file system is a slowed mount
@@ -35,7 +36,7 @@ RPC = 4 << 20
 SHARES = (0.1, 0.25, 0.5, 0.9)
 EPOCHS = 3  # of those whose first epoch differs
 LIMIT = 240  # seconds for a reader
-DATA = 321e9  # bytes, of the model of 32 ranks: the largest data set of one file that the paper trains on
+DATA = 321e9  # bytes, where 32 ranks are modelled
 Record = dict[str, Any]
 
 
@@ -143,7 +144,8 @@ def run(name: str, ranks: int, left: list[tuple[float, str]], folder: Path, quic
                 })  # fmt: skip
             except RuntimeError as error:
                 record["failed"] = str(error)
-            parts.note(tables.line(f"{one.title:18} {ranks} ranks f={share:<5} {reader:9}", record, cluster_tables.line))
+            head = f"{one.title:18} {ranks} ranks f={share:<5} {reader:9}"
+            parts.note(tables.line(head, record, cluster_tables.line))
             yield record
 
 
@@ -199,9 +201,7 @@ def main() -> None:
     print(cluster_tables.cluster(shown))
 
 
-def measure(
-    name: str, ranks: int, left: list[tuple[float, str]], folder: Path | None, quick: bool
-) -> Iterator[Record]:
+def measure(name: str, ranks: int, left: list[tuple[float, str]], folder: Path | None, quick: bool) -> Iterator[Record]:
     """Makes the data, lets each reader run, deletes the data."""
     one = SURROGATES[name]
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=folder) as made:

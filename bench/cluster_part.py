@@ -260,7 +260,7 @@ def shared(samples: int, nbytes: int) -> NDArray[np.uint8]:
         os.ftruncate(descriptor, max(1, samples * nbytes))
         path = [f"/proc/{os.getpid()}/fd/{descriptor}"]
     distributed.broadcast_object_list(path)
-    with open(path[0], "r+b") as file:
+    with Path(path[0]).open("r+b") as file:
         memory = mmap.mmap(file.fileno(), max(1, samples * nbytes))
     return np.frombuffer(memory, np.uint8, samples * nbytes).reshape(samples, nbytes)
 

@@ -19,6 +19,7 @@ from bench import (
     accelerators,
     buffer_scenes,
     buffer_tables,
+    cluster_tables,
     codec_tables,
     orders_tables,
     recipes,
@@ -54,7 +55,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
     "serve": tables.serve, "serve_nodes": serve_nodes.table, "far": tables.far,
     "accelerators": accelerators.accelerators, "recipes": recipes.recipes, "training": training.training,
-    "orders": orders_tables.orders,
+    "orders": orders_tables.orders, "cluster": cluster_tables.cluster,
 }  # fmt: skip
 
 
@@ -166,6 +167,10 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("orders.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
         ("orders.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
         ("orders.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
+        ("paper.md", "measured"): cluster_tables.measured(read := records.read(RESULTS / "cluster.jsonl")),
+        ("paper.md", "shared"): cluster_tables.shared(read),
+        ("paper.md", "modelled"): cluster_tables.modelled(read),
+        ("paper.md", "readers"): cluster_tables.readers(read),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
