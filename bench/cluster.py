@@ -47,7 +47,7 @@ class Surrogate(NamedTuple):
     sample_nbytes: int
     batch: int  # of a rank
     samples: int  # for each rank
-    there: int  # the batch of a rank that is modelled
+    modelled: int  # the batch of a rank where 32 are modelled
 
 
 SURROGATES = {
@@ -162,9 +162,9 @@ def model(quick: bool) -> Iterator[Record]:
         samples, nodes = int((DATA / 50 if quick else DATA) / one.sample_nbytes), 8
         for share in SHARES:
             memory = int(share * samples * one.sample_nbytes / nodes)
-            said = planned(samples, one, nodes * PER_NODE, memory, storage_of(nodes * PER_NODE, 1), one.there)
+            said = planned(samples, one, nodes * PER_NODE, memory, storage_of(nodes * PER_NODE, 1), one.modelled)
             record = {"bench": "cluster", "scene": name, "title": one.title, "reader": "model", "share": share}
-            record |= {"ranks": nodes * PER_NODE, "samples": samples, "memory": memory, "batch": one.there}
+            record |= {"ranks": nodes * PER_NODE, "samples": samples, "memory": memory, "batch": one.modelled}
             parts.note(f"{one.title:18} {nodes * PER_NODE} ranks f={share:<5} {said.get('refused', 'planned')}")
             yield record | {"plan": said}
 
@@ -178,6 +178,8 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the data, in all memory")
     parser.add_argument("--model", action="store_true", help="32 ranks by the planner, and nothing is read")
     asked = parser.parse_args()
+    if not all(2 <= ranks <= PER_NODE or ranks % PER_NODE == 0 for ranks in asked.ranks):
+        parser.error(f"--ranks: 2 to {PER_NODE}, or whole nodes of {PER_NODE}")
     facts = {"quick": asked.quick, "load_before": records.load(asked.load_before)}
     shown: list[Record] = []
     if asked.model:
