@@ -16,25 +16,30 @@ bench/results/cluster.jsonl; given again within an hour, it goes on where it was
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import statistics
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import cluster_tables, machine, parts, records, slowfs, tables, utilisation
-from solar.cli import main as solar
+from bench.cluster_part import SEED
+from solar.cli.compare import PlannedData, compare_policies, job_of, scratch_of
+from solar.planning.budget import BufferTooSmall
+from solar.planning.job import plan_node
+from solar.planning.units import uniform
+from solar.values import Storage, World
 
 PER_NODE = 4  # ranks
 NODE = {"latency": 2e-3, "bandwidth": 10e9 / 8, "iops": 10e3 / 8}  # a node's share of the file system
 SLOWER = 8
 RPC = 4 << 20
 SHARES = (0.1, 0.25, 0.5, 0.9)
+LATER = 8  # epochs of the model
 EPOCHS = 3  # of those whose first epoch differs
+MANY = 100  # steps of an epoch
 LIMIT = 240  # seconds for a reader
 DATA = 321e9  # bytes, where 32 ranks are modelled
 Record = dict[str, Any]
@@ -59,7 +64,8 @@ READERS = {
     "torch": {"peer": "torch", "workers": 4, "kind": "items", "epochs": 2},
     "torch_0": {"peer": "torch", "workers": 0, "kind": "items", "epochs": 2},
     "torch_8": {"peer": "torch", "workers": 8, "kind": "straight", "epochs": 2},
-    "pinned": {"peer": "pinned", "epochs": 1},  # alike from the first step on, once its part is there
+    "pinned": {"peer": "pinned", "ahead": 1, "epochs": 1},  # alike from the first step on, once its part is there
+    "pinned_4": {"peer": "pinned", "ahead": 4, "epochs": 1},
     "windowed": {"peer": "windowed", "epochs": 1},
     "solar": {"peer": "solar", "epochs": EPOCHS},
 }
@@ -76,10 +82,12 @@ def storage_of(ranks: int, slower: float = SLOWER) -> dict[str, float]:
 
 
 def steps_of(reader: str, share: float, steps: int) -> int:
-    """How many steps of an epoch are read: of those that are all alike, such that a quarter of an epoch is missed."""
+    """How many steps of an epoch are read: of many that are all alike so many that a quarter of an epoch is missed."""
+    if steps < MANY or not reader.startswith(("torch", "pinned")):
+        return steps
     if reader.startswith("torch"):
-        return max(1, steps // (4 if reader == "torch" else 8))
-    return max(1, min(steps, round(steps / 4 / (1 - share)))) if reader == "pinned" else steps
+        return steps // (4 if reader == "torch" else 8)
+    return min(steps, round(steps / 4 / (1 - share)))
 
 
 def measured(job: Record) -> Record:
@@ -102,21 +110,27 @@ def measured(job: Record) -> Record:
             "memory_grown": sum(one["pss_grown"] for one in found), "epochs_read": epochs, **of_samples}  # fmt: skip
 
 
-def planned(samples: int, one: Surrogate, ranks: int, memory: int, storage: dict[str, float], batch: int) -> Record:
-    """What `solar plan` says of an epoch by each policy; the reason where it has no plan."""
-    words = [
-        "plan", "--samples", str(samples), "--sample-bytes", str(one.sample_nbytes), "--memory", str(memory),
-        "--batch-size", str(batch), "--ranks", str(ranks), "--ranks-per-node", str(min(PER_NODE, ranks)),
-        "--epochs", str(EPOCHS + 1), "--latency", f"{storage['latency'] * 1e6:.0f}us",
-        "--bandwidth", f"{storage['bandwidth']:.0f}", "--iops", str(storage["iops"]), "--json",
-    ]  # fmt: skip
-    said, refused = io.StringIO(), io.StringIO()
-    with redirect_stdout(said), redirect_stderr(refused):
-        ended = solar(words)
-    if ended:
-        return {"refused": refused.getvalue().strip()}
-    told: Record = json.loads(said.getvalue())
-    return {"policies": told["policies"], "batches": (told["buffer"] or {}).get("batches", 0), "plan": words[1:]}
+def planned(
+    samples: int, one: Surrogate, ranks: int, memory: int, storage: dict[str, float], batch: int, epochs: int
+) -> Record:
+    """What `solar plan` says of an epoch by each policy. Of solar's own the epochs between the first and the last."""
+    units, world = uniform(samples, one.sample_nbytes), World(0, ranks, 0, min(PER_NODE, ranks))
+    costs = Storage(**storage)
+    case = PlannedData("", units, world, batch, memory, costs, SEED, epochs, scratch_of(units))
+    asked = job_of([case], memory)
+    try:
+        answered = compare_policies([case], asked)
+    except BufferTooSmall as error:
+        return {"refused": str(error)}
+    nodes = range(answered.nodes)
+    each = [plan_node(asked, node).outcome(range(1, epochs - 1)) for node in nodes]
+    requests, nbytes = (
+        sum(getattr(of, name) for of in each) * asked.nodes / len(nodes) for name in ("requests", "bytes")
+    )
+    ours = {"requests": requests, "bytes": nbytes, "seconds": costs.seconds(requests, nbytes)}
+    policies = {name: asdict(of) for name, of in answered.outcomes.items()} | {"solar": ours}
+    batches = answered.plan.batches_nbytes if answered.plan else 0
+    return {"policies": policies, "batches": batches, "epochs": epochs}
 
 
 def run(name: str, ranks: int, left: list[tuple[float, str]], folder: Path, quick: bool) -> Iterator[Record]:
@@ -129,7 +143,7 @@ def run(name: str, ranks: int, left: list[tuple[float, str]], folder: Path, quic
         for share, reader in left:
             memory = int(share * samples * one.sample_nbytes / nodes)
             if share not in plans:
-                plans[share] = planned(samples, one, ranks, memory, storage, one.batch)
+                plans[share] = planned(samples, one, ranks, memory, storage, one.batch, EPOCHS + 1)
             whole = samples // (one.batch * ranks)
             job = {
                 "ranks": ranks, "nodes": nodes, "samples": samples, "sample_nbytes": one.sample_nbytes,
@@ -162,10 +176,11 @@ def model(quick: bool) -> Iterator[Record]:
         samples, nodes = int((DATA / 50 if quick else DATA) / one.sample_nbytes), 8
         for share in SHARES:
             memory = int(share * samples * one.sample_nbytes / nodes)
-            said = planned(samples, one, nodes * PER_NODE, memory, storage_of(nodes * PER_NODE, 1), one.modelled)
+            ranks = nodes * PER_NODE
+            said = planned(samples, one, ranks, memory, storage_of(ranks, 1), one.modelled, LATER)
             record = {"bench": "cluster", "scene": name, "title": one.title, "reader": "model", "share": share}
-            record |= {"ranks": nodes * PER_NODE, "samples": samples, "memory": memory, "batch": one.modelled}
-            parts.note(f"{one.title:18} {nodes * PER_NODE} ranks f={share:<5} {said.get('refused', 'planned')}")
+            record |= {"ranks": ranks, "samples": samples, "memory": memory, "batch": one.modelled}
+            parts.note(f"{one.title:18} {ranks} ranks f={share:<5} {said.get('refused', 'planned')}")
             yield record | {"plan": said}
 
 

@@ -34,7 +34,6 @@ SEED = 11
 COUNTED = ("requests", "bytes", "late_seconds")
 THREADS = 8  # of a rank of `pinned` and `windowed`: 32 requests in flight on a node
 LOOKED_AT = 8  # of so many batches one has a sample that is compared by all its bytes
-AHEAD = 1  # batches of a rank that `pinned` reads before it hands out another
 PIECE = 4 << 20  # bytes of one read of `windowed`: of one request of the storage
 Batches = Callable[[int], Iterator[Any]]  # of an epoch, as this rank has them
 
@@ -162,7 +161,7 @@ class Cut:
 def pinned_batches(job: Job) -> Batches:
     """Room for the batches on their way is taken off; hits cost no more than a copy."""
     read, nbytes, pool = reader(job), job["sample_nbytes"], ThreadPoolExecutor(THREADS)
-    room = job["memory"] * job["nodes"] // nbytes - job["ranks"] * job["batch"] * (AHEAD + 1)
+    room = job["memory"] * job["nodes"] // nbytes - job["ranks"] * job["batch"] * (job["ahead"] + 1)
     kept = min(max(0, room), job["samples"])
     held = shared(kept, nbytes)
     own = range(kept * rank() // job["ranks"], kept * (rank() + 1) // job["ranks"])
@@ -177,10 +176,10 @@ def pinned_batches(job: Job) -> Batches:
 
     def batches(epoch: int) -> Iterator[Any]:
         order = own_steps(job, epoch)
-        coming = [begun(rows) for rows in order[:AHEAD]]
+        coming = [begun(rows) for rows in order[: job["ahead"]]]
         for step, rows in enumerate(order):
-            if step + AHEAD < len(order):
-                coming.append(begun(order[step + AHEAD]))
+            if step + job["ahead"] < len(order):
+                coming.append(begun(order[step + job["ahead"]]))
             batch, reads = coming.pop(0)
             hits = rows < kept
             batch[hits] = held[rows[hits]]

@@ -227,6 +227,7 @@ def rates() -> str:
 
 
 CLUSTER_COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "windowed": "#7a5fb0", "solar": "#1668a8"}
+CLUSTER_NAMES = cluster_tables.NAMES | {"pinned": "pinning"}
 
 
 def cluster() -> str:
@@ -252,7 +253,7 @@ def cluster() -> str:
                     parts.append(f'<text x="{x0 + long + 5:.1f}" y="{foot + 10}">{ratio:.1f}</text>')
     for place, (name, colour) in enumerate(CLUSTER_COLOURS.items()):
         parts.append(f'<rect x="{20 + 190 * place}" y="12" width="14" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{40 + 190 * place}" y="23">{cluster_tables.NAMES[name]}</text>')
+        parts.append(f'<text x="{40 + 190 * place}" y="23">{CLUSTER_NAMES[name]}</text>')
     return _svg(len(panels) * (wide + 130) + 20, top + high + 50, "Rates of readers, by the data in memory", parts)
 
 
