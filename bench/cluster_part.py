@@ -161,28 +161,30 @@ class Cut:
 def pinned_batches(job: Job) -> Batches:
     """Room for the batches on their way is taken off; hits cost no more than a copy."""
     read, nbytes, pool = reader(job), job["sample_nbytes"], ThreadPoolExecutor(THREADS)
-    room = job["memory"] * job["nodes"] // nbytes - job["ranks"] * job["batch"] * (job["ahead"] + 1)
-    kept = min(max(0, room), job["samples"])
+    beside = job["ranks"] * job["batch"] * (job["ahead"] + 1)
+    kept = min(max(0, job["memory"] * job["nodes"] // nbytes - beside), job["samples"])
     held = shared(kept, nbytes)
     own = range(kept * rank() // job["ranks"], kept * (rank() + 1) // job["ranks"])
     each = max(1, PIECE // nbytes)
     spans = [range(at, min(at + each, own.stop)) for at in own[::each]]
     list(pool.map(lambda span: read(span.start, [held[span.start : span.stop]]), spans))
 
-    def begun(rows: Ints) -> tuple[NDArray[Any], list[Future[None]]]:
-        batch = np.empty((len(rows), nbytes), np.uint8)
+    ring = np.empty((job["ahead"] + 2, job["batch"], nbytes), np.uint8)  # a batch in use, one handed out, those ahead
+
+    def begun(step: int, rows: Ints) -> tuple[NDArray[Any], list[Future[None]]]:
+        batch = ring[step % len(ring)]
         missed = np.flatnonzero(rows >= kept)
         return batch, [pool.submit(read, int(rows[place]), [batch[place]]) for place in missed]
 
     def batches(epoch: int) -> Iterator[Any]:
         order = own_steps(job, epoch)
-        coming = [begun(rows) for rows in order[: job["ahead"]]]
+        coming = [begun(step, rows) for step, rows in enumerate(order[: job["ahead"]])]
         for step, rows in enumerate(order):
             if step + job["ahead"] < len(order):
-                coming.append(begun(order[step + job["ahead"]]))
+                coming.append(begun(step + job["ahead"], order[step + job["ahead"]]))
             batch, reads = coming.pop(0)
-            hits = rows < kept
-            batch[hits] = held[rows[hits]]
+            for place in np.flatnonzero(rows < kept):
+                batch[place] = held[rows[place]]
             for one in reads:
                 one.result()
             yield batch.view(np.float32)
