@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import buffer_tables, orders_tables, records, shapes_tables, situations, tables
+from bench import buffer_tables, cluster_tables, orders_tables, records, shapes_tables, situations, tables
 from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
 from bench.situations import Situation, times
 from solar.cli.compare import POLICY_NAMES
@@ -399,6 +399,37 @@ def shades(count: int, theme: Theme) -> list[str]:
     return ["#" + "".join(f"{part:02x}" for part in one) for one in steps]
 
 
+CLUSTER_COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "windowed": "#7a5fb0", "solar": "#1668a8"}
+CLUSTER_NAMES = cluster_tables.NAMES | {"pinned": "pinning"}
+
+
+def cluster() -> str:
+    """Times the rate of PyTorch with four workers, by the share of the data in memory, of the smallest samples."""
+    found = cluster_tables.cases(records.read(ROOT / "bench" / "results" / "cluster.jsonl"))
+    panels = [(ranks, shares) for (scene, ranks), shares in found.items() if scene == "ptychonn"]
+    rates = [(of, of["torch"]["median"]) for _, shares in panels for of in shares.values()]
+    most = max(one["median"] / base for of, base in rates for one in of.values())
+    left, top, wide, bar = 92, 58, 330, 13
+    high, parts = (len(CLUSTER_COLOURS) * bar + 12) * max(len(shares) for _, shares in panels), list[str]()
+    for place, (ranks, shares) in enumerate(panels):
+        x0 = left + place * (wide + 130)
+        parts += _axes(x0, top, wide, high, "", "times PyTorch's rate")
+        parts.append(f'<text class="t" x="{x0}" y="46">{ranks} ranks, samples of 64 KB</text>')
+        for row, (share, of) in enumerate(shares.items()):
+            y = top + 8 + row * (len(CLUSTER_COLOURS) * bar + 12)
+            parts.append(f'<text x="{x0 - 8}" y="{y + 30}" text-anchor="end">{share:.0%} held</text>')
+            for shift, (name, colour) in enumerate(CLUSTER_COLOURS.items()):
+                if name in of:
+                    ratio = of[name]["median"] / of["torch"]["median"]
+                    long, foot = wide * ratio / most, y + bar * shift
+                    parts.append(f'<path d="M{x0} {foot + 6}h{long:.1f}" stroke="{colour}" stroke-width="{bar - 2}"/>')
+                    parts.append(f'<text x="{x0 + long + 5:.1f}" y="{foot + 10}">{ratio:.1f}</text>')
+    for place, (name, colour) in enumerate(CLUSTER_COLOURS.items()):
+        parts.append(f'<rect x="{20 + 190 * place}" y="12" width="14" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{40 + 190 * place}" y="23">{CLUSTER_NAMES[name]}</text>')
+    return _svg(len(panels) * (wide + 130) + 20, top + high + 50, "Rates of readers, by the data in memory", parts)
+
+
 ORDER_COLOURS = {
     "exact": "#6b7480", "mixed, 20 %": "#1668a8", "mixed, 5 %": "#3f9ad6", "mixed, 2 %": "#7a5fb0",
     "blocks of 1,024": "#b4591f",
@@ -490,6 +521,7 @@ PICTURES |= {"pictures/storages": storages, "pictures/experts": experts}
 PICTURES |= {"pictures/how": partial(how, LIGHT), "pictures/how-dark": partial(how, DARK)}
 PICTURES |= {"pictures/formats": formats}
 PICTURES |= {"pictures/orders-trained": trained, "pictures/orders-windows": windows}
+PICTURES |= {"pictures/cluster": cluster}
 PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}
 
 

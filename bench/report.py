@@ -19,6 +19,7 @@ from bench import (
     accelerators,
     buffer_scenes,
     buffer_tables,
+    cluster_tables,
     codec_tables,
     orders_tables,
     recipes,
@@ -49,7 +50,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
     "serve": tables.serve, "serve_nodes": serve_nodes.table, "far": tables.far,
     "accelerators": accelerators.accelerators, "recipes": recipes.recipes, "training": training.training,
-    "orders": orders_tables.orders,
+    "orders": orders_tables.orders, "cluster": cluster_tables.cluster,
 }  # fmt: skip
 
 
@@ -184,6 +185,10 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
+        ("paper.md", "measured"): cluster_tables.measured(read := records.read(RESULTS / "cluster.jsonl")),
+        ("paper.md", "shared"): cluster_tables.shared(read),
+        ("paper.md", "modelled"): cluster_tables.modelled(read),
+        ("paper.md", "readers"): cluster_tables.readers(read),
     }
 
 
