@@ -186,7 +186,6 @@ def some_rows(file: Any, i: int) -> Any:
     return file["x"][i] if i % 2 else 0
 
 
-@pytest.mark.xfail(strict=True, reason="a look-up of no indices has no numbers: reading ahead ends by an error")
 def test_batches_of_its_own_of_which_nobody_can_tell_what_each_sample_read(path: str) -> None:
     loader = compared(
         lambda: Subset(Together(path, some_rows), order(3)), collate_fn=kept, batch_size=3, shuffle=True, epochs=2

@@ -286,7 +286,6 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
 ELSEWHERE = {"build/coverage.md", "tests/test_x.py", "mymodel.py", "packages/py_solar/package.py"}
 FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|cpp|hpp|cu|mjs|sh|md|toml|yml))`")
 SHELVES = [path for path in sorted(ROOT.iterdir()) if path.is_dir() and path.name[0] != "." and path.name != "build"]
-LEADS_NOWHERE = {"solar/samples/README.md"}  # tests/test_sample_maps.py; it is in tests/test_layers.py
 
 
 @cache
@@ -309,9 +308,8 @@ PAGES_OF_FOLDERS = [page for shelf in SHELVES for page in sorted(shelf.rglob("RE
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.xfail(strict=True)] if where in LEADS_NOWHERE else [], id=where)
+        pytest.param(page, id=str(page.relative_to(ROOT)))
         for page in [*PAGES, *PAGES_OF_FOLDERS]
-        for where in [str(page.relative_to(ROOT))]
         if page.name != "CHANGELOG.md" and page.parent.name != "decisions"  # which speak of what was
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -36,6 +37,8 @@ class H5pyReader(Protocol):
 _asked: dict[int, H5pyReader] = {}  # by thread
 _changing = threading.Lock()
 _of_h5py: list[ReadCall] = []  # the methods in the place of which ours are, or were
+_of_objects: dict[int, tuple[str, tuple[int, ...]]] = {}  # by HDF5's number of an open file: its path and identity
+MOST_OBJECTS = 1 << 12  # open files that are remembered
 _in_place = False
 
 
@@ -58,6 +61,28 @@ def _read_direct(self: Any, dest: Any, source_sel: Any = None, dest_sel: Any = N
         asked.read_direct(of_h5py, self, dest, source_sel, dest_sel)
 
 
+def _init_file(self: Any, name: Any, *args: Any, **more: Any) -> None:
+    _of_h5py[2](self, name, *args, **more)
+    if threading.get_ident() in _asked and (plain := _plain_file(name)) is not None:
+        if len(_of_objects) >= MOST_OBJECTS:
+            _of_objects.clear()
+        _of_objects[int(sys.modules["h5py"].h5o.get_info(self.id).fileno)] = plain
+
+
+def _plain_file(name: Any) -> tuple[str, tuple[int, ...]] | None:
+    """The path and the identity of a local file that a file object reads as it is; None for anything else."""
+    kind = type(name)
+    if kind not in (io.BufferedReader, io.FileIO):
+        of = f"{kind.__module__}.{kind.__qualname__}"
+        if of != "fsspec.implementations.local.LocalFileOpener" or getattr(name, "compression", None):
+            return None
+    try:
+        descriptor = name.fileno()
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink()), stat_identity(os.fstat(descriptor))
+    except (OSError, ValueError):
+        return None
+
+
 class H5pyCalls:
     """While it is entered, this thread's reads by h5py.Dataset are asked of `reader`. Other threads see nothing of it.
 
@@ -74,7 +99,7 @@ class H5pyCalls:
         self._before.append(_asked.get(thread))
         if (h5py := sys.modules.get("h5py")) is not None and hasattr(h5py, "Dataset"):
             with _changing:
-                _put_in_place(h5py.Dataset)
+                _put_in_place(h5py)
                 _asked[thread] = self._reader
         return self
 
@@ -84,22 +109,23 @@ class H5pyCalls:
             if before is not None:
                 _asked[thread] = before
             elif _asked.pop(thread, None) is not None and not _asked:
-                _put_back(sys.modules["h5py"].Dataset)
+                _put_back(sys.modules["h5py"])
 
 
-def _put_in_place(kind: Any) -> None:
+def _put_in_place(h5py: Any) -> None:
     global _in_place
     if not _in_place:
-        _of_h5py[:] = kind.__getitem__, kind.read_direct
-        kind.__getitem__, kind.read_direct = _getitem, _read_direct
+        _of_h5py[:] = h5py.Dataset.__getitem__, h5py.Dataset.read_direct, h5py.File.__init__
+        h5py.Dataset.__getitem__, h5py.Dataset.read_direct, h5py.File.__init__ = _getitem, _read_direct, _init_file
         _in_place = True
 
 
-def _put_back(kind: Any) -> None:
+def _put_back(h5py: Any) -> None:
     """h5py's own methods again, unless somebody has put his in the place of ours: then ours only hand on."""
     global _in_place
-    if _in_place and (kind.__getitem__, kind.read_direct) == (_getitem, _read_direct):
-        kind.__getitem__, kind.read_direct = _of_h5py
+    ours = _getitem, _read_direct, _init_file
+    if _in_place and (h5py.Dataset.__getitem__, h5py.Dataset.read_direct, h5py.File.__init__) == ours:
+        h5py.Dataset.__getitem__, h5py.Dataset.read_direct, h5py.File.__init__ = _of_h5py
         _in_place = False
 
 
@@ -109,7 +135,7 @@ def _forget_calls() -> None:
     _changing = threading.Lock()
     _asked.clear()
     if (h5py := sys.modules.get("h5py")) is not None:
-        _put_back(h5py.Dataset)
+        _put_back(h5py)
 
 
 lifecycle.after_fork(_forget_calls)
@@ -194,9 +220,14 @@ class DatasetPlace(NamedTuple):
 
 
 def open_dataset(dataset: Any) -> DatasetPlace | None:
-    """Which one it is, if its file was opened by its path, for reading alone; else None."""
+    """Which one it is, if its file is a local one that was opened for reading alone; else None."""
     file = dataset.file
-    if file.mode != "r" or file.driver != "sec2" or file.swmr_mode or dataset.name is None:
+    if file.mode != "r" or file.swmr_mode or dataset.name is None:
+        return None
+    if file.driver == "fileobj":
+        plain = _of_objects.get(identity_of(dataset)[0])
+        return None if plain is None else DatasetPlace(plain[0], dataset.name, plain[1])
+    if file.driver != "sec2":
         return None
     identity = stat_identity(os.fstat(file.id.get_vfd_handle()))
     return DatasetPlace(str(Path(file.filename).absolute()), dataset.name, identity)

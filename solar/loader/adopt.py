@@ -56,6 +56,8 @@ MISSES = 32  # calls that were read as asked, more than answered, after which ru
 LEARNED_AGAIN = 3  # times, after which it is given up
 FEW_DATASETS = 48  # whose places are looked for in any case
 SCATTERED = "it reads a little of each of many datasets; H5Dataset reads many files or groups faster"
+SMALL_PARTS = "it reads small parts of large rows, or lists of rows; H5Dataset reads windows and crops faster"
+WHOLE_BATCHES = "its __getitem__ is given other things than integers, such as the indices of a whole batch"
 AS_FAST = "h5py takes {:.0f} µs for each of its reads, and reading ahead is no faster"
 PLACES = 1 << 16  # datasets that are remembered by where they lie
 
@@ -281,6 +283,8 @@ class AdoptedReads:
             self.leave("no rule was found for the rows that it reads")
         elif epoch_ended and self.watching and not reads.complete:
             self.watching, reads.uses_table = False, len(reads.table) > 0
+            if not reads.known:
+                self.leave(SMALL_PARTS if reads.samples else WHOLE_BATCHES)
         if reads.known and not self.left_alone:
             self._say()
 
