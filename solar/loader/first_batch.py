@@ -37,8 +37,8 @@ def percent(last: Callable[[], int]) -> Callable[[], int | None]:
 def last_ticket(passing: Any) -> int:
     """The engine's last ticket that the oldest batch on its way waits for; 0: there is none yet, or nobody knows."""
     try:
-        if passing._turn is not None:
-            run = passing._turn.run
+        if passing._buffered_pass is not None:
+            run = passing._buffered_pass.run
             return run.due() if isinstance(run, Running) else 0
         if passing._direct is not None and isinstance(source := passing._direct.source, ReaderBatches):
             return max(source.tickets())
