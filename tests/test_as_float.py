@@ -19,7 +19,7 @@ from solar.errors import CodecError
 from solar.filters import Bounded
 from solar.io.codec.codec import Codec
 from solar.io.reading.reader import Rows
-from solar.samples.as_float import as_float32, straight
+from solar.samples.as_float import as_float32, without_conversion
 from solar.values import Filter
 
 WHOLE = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
@@ -65,7 +65,7 @@ def test_a_layout_is_read_as_float32_without_integers_between(tmp_path: Path, dt
         path = tmp_path / f"{number}.h5"
         write(path, values, chunk, fillvalue=fill, **Bounded(lossless=True))
         wanted = np.concatenate([values, np.full((3, 20, 24), fill, dtype)]).astype(np.float32)
-        layout, field = straight(solar.inspect(path, "x"), Field("x", dtype="float32"))
+        layout, field = without_conversion(solar.inspect(path, "x"), Field("x", dtype="float32"))
         assert (layout.dtype, field) == (np.dtype(np.float32), None)
         rows = np.array([6, 0, 3, 3, 1, 4, 2, 7])
         assert same(Rows(layout, True).start(rows).wait(), wanted[rows])
@@ -82,7 +82,7 @@ def test_only_float32_alone_of_our_codec_is_read_as_such(tmp_path: Path) -> None
     write(tmp_path / "real.h5", values.astype("f4"), (1, 20, 24), **Bounded(lossless=True))
     assert all(as_float32(layout) is None for layout in (*others, solar.inspect(tmp_path / "real.h5", "x")))
     asked = Field("x", dtype="float32")
-    assert straight(others[0], asked) == (others[0], asked)
+    assert without_conversion(others[0], asked) == (others[0], asked)
     for field in (
         None,
         Field("x"),
@@ -90,7 +90,7 @@ def test_only_float32_alone_of_our_codec_is_read_as_such(tmp_path: Path) -> None
         Field("x", dtype="f4", mean=1),
         Field("x", select=slice(3)),
     ):
-        assert straight(ours, field) == (ours, field)
+        assert without_conversion(ours, field) == (ours, field)
 
 
 def test_a_chunk_of_another_type_is_an_error_and_not_other_numbers(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_plan_of_later_passes_that_fails_is_said_once_and_made_anew(
             raise MemoryError("for a moment")
         return told(self, number)
 
-    monkeypatch.setattr(windows.PlannedPasses, "told", failing)
+    monkeypatch.setattr(windows.PlannedPasses, "scripts", failing)
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         assert equal(passes(loader, 5), passes(plain(dataset, "by a generator"), 5))
         assert run_of(loader).counts()["steps"] > len(loader)  # it is foreseen again

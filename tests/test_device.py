@@ -279,7 +279,7 @@ def test_a_break_leaves_no_thread_and_nothing_on_the_device(path: str, monkeypat
     while (landing_threads() - before or loader.stats()["resident_bytes"]) and time.monotonic() < until:
         time.sleep(0.01)
     assert not landing_threads() - before
-    assert loader._stats._land_tensors == 0
+    assert loader._stats._landed == 0
 
 
 def test_an_error_comes_when_the_turn_of_its_batch_does(pretended: str, path: str, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_who_waits_too_long_is_told_for_what_and_the_next_batch_lands() -> None:
         third.wait(0.5)
     second.forget()  # which has landed: its place is the third's
     assert third.wait(60).tolist() == [0, 1, 2]
-    assert landing._stats._land_tensors == 0
+    assert landing._stats._landed == 0
     landing.close()
 
 

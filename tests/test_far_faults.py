@@ -63,12 +63,12 @@ class _Once:
     """Whether this is asked for the first time."""
 
     def __init__(self) -> None:
-        self._count_call: set[tuple[str, str | None]] = set()
+        self._asked: set[tuple[str, str | None]] = set()
 
     def __call__(self, asked: Asked) -> bool:
         key = asked.command, asked.headers.get("Range")
-        first = key not in self._count_call
-        self._count_call.add(key)
+        first = key not in self._asked
+        self._asked.add(key)
         return first
 
 

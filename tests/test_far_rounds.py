@@ -43,11 +43,11 @@ class Rounds:
     def __init__(self) -> None:
         self.made: list[int] = []  # requests of each
         self._changed = threading.Condition()
-        self._held_sizes, self._latest, self._over = 0, 0.0, False
+        self._held, self._latest, self._over = 0, 0.0, False
 
     def __call__(self, asked: Asked, before: int) -> bool:
         with self._changed:
-            self._held_sizes, self._latest = self._held_sizes + 1, time.monotonic()
+            self._held, self._latest = self._held + 1, time.monotonic()
             own = len(self.made)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or len(self.made) > own)
@@ -58,15 +58,15 @@ class Rounds:
         used = time.process_time()
         while not self._over:
             with self._changed:
-                self._changed.wait_for(lambda: self._held_sizes or self._over)
+                self._changed.wait_for(lambda: self._held or self._over)
             time.sleep(LOOK)
             before, used = used, time.process_time()
             with self._changed:
                 if used - before > BUSY * LOOK:
                     self._latest = time.monotonic()
-                elif self._held_sizes and time.monotonic() - self._latest >= QUIET:
-                    self.made.append(self._held_sizes)
-                    self._held_sizes = 0
+                elif self._held and time.monotonic() - self._latest >= QUIET:
+                    self.made.append(self._held)
+                    self._held = 0
                     self._changed.notify_all()
 
     def end(self) -> None:

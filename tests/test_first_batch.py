@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, begin: int) -> None:
         self._begin = begin
         self._changed = threading.Condition()
-        self._held_sizes: set[int] = set()
+        self._held: set[int] = set()
         self._free: set[int] = set()
         self._open = False
 
@@ -39,7 +39,7 @@ class Gate:
         first, _ = asked.range(1 << 60)
         with self._changed:
             if first >= self._begin:  # else it is metadata
-                self._held_sizes.add(first)
+                self._held.add(first)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._open or first in self._free, LONG)
         return False
@@ -47,7 +47,7 @@ class Gate:
     def holds(self, offsets: Iterable[int]) -> bool:
         """Whether the requests at all of these offsets come."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._held_sizes.issuperset(offsets), LONG)
+            return self._changed.wait_for(lambda: self._held.issuperset(offsets), LONG)
 
     def let_go(self, offset: int) -> None:
         """Answers the request at this offset."""

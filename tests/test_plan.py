@@ -97,7 +97,7 @@ def test_each_nodes_plan_runs_without_a_late_read_within_its_memory_and_its_coun
     # Nothing travels unplanned: what a step uses, one node or another provides.
     for epoch in range(len(plans[0].epochs)):
         used = [step for node in plans for step in _steps(node.windows[0].plans[0], epoch)]
-        assert sorted(used) == sorted(_number(one.uses(epoch)))
+        assert sorted(used) == sorted(_numbered(one.uses(epoch)))
 
 
 def _steps(plan: Plan, epoch: int) -> list[tuple[int, int]]:
@@ -107,7 +107,7 @@ def _steps(plan: Plan, epoch: int) -> list[tuple[int, int]]:
     return list(zip(step.tolist(), script.rows.tolist(), strict=True))
 
 
-def _number(uses: Any) -> list[tuple[int, int]]:
+def _numbered(uses: Any) -> list[tuple[int, int]]:
     step = np.repeat(np.arange(len(uses.starts) - 1), np.diff(uses.starts))
     return list(zip(step.tolist(), uses.rows.tolist(), strict=True))
 

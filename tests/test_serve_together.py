@@ -173,9 +173,9 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
     monkeypatch.setattr("solar.service.scheduler.PlannedPasses", passes)
     nodes = nodes_of(scan, [[1, 2, 3]])
     planned(nodes)
-    ways = nodes[0][0]._ways
+    ways = nodes[0][0]._policies
     planned(nodes)
-    assert nodes[0][0]._ways is ways
+    assert nodes[0][0]._policies is ways
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]

@@ -254,13 +254,13 @@ def test_a_child_forked_while_a_thread_counts_can_count() -> None:
     thread.start()
     try:
         for _ in range(30):
-            assert _note_end(stats) == 0
+            assert _ended(stats) == 0
     finally:
         stop.set()
         thread.join()
 
 
-def _note_end(stats: Stats) -> int:
+def _ended(stats: Stats) -> int:
     """The exit status of a forked child that counts; that of a killed one if it hangs."""
     child = os.fork()
     if child == 0:

@@ -124,7 +124,7 @@ class MpiBulkChannel:
         self._bell, self._lock = threading.Event(), threading.Lock()
         self._begun: list[_Walk] = []  # that the thread has not yet seen
         self._thread, self._goes_round = threading.Thread(target=self._go_round), False
-        self._longest, self._stop_message = LONGEST, False
+        self._longest, self._stopped = LONGEST, False
 
     def send(self, peer: int, letter: Bytes) -> Any:
         return self._start("Isend", letter, peer)
@@ -158,7 +158,7 @@ class MpiBulkChannel:
             self._bell.clear()  # before they look at what it rang for
             with self._lock:
                 walks, self._begun = walks + self._begun, []
-                if not walks or self._stop_message:
+                if not walks or self._stopped:
                     self._goes_round = False
                     return
             moved = [self._advance(walk, rung) for walk in walks]
@@ -197,7 +197,7 @@ class MpiBulkChannel:
         self._longest = 50 * LONGEST
 
     def stop(self, seconds: float) -> None:
-        self._stop_message = True
+        self._stopped = True
         self._bell.set()
         self.join(seconds)
 

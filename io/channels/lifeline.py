@@ -64,7 +64,7 @@ class Lifeline:
         wakes, sleeps = socket.socketpair()
         for one in (self._listener, sleeps):
             self._selector.register(one, selectors.EVENT_READ)
-        self._join = False
+        self._joined = False
         start_thread("solar-lifeline", listen, weakref.ref(self), self._selector)
         weakref.finalize(self, wakes.close).atexit = False
 
@@ -88,8 +88,8 @@ class Lifeline:
 
     def join(self, above: Address) -> None:
         """Connects to the rank above, in a thread, for it may not answer."""
-        if not self._join:
-            self._join = True
+        if not self._joined:
+            self._joined = True
             start_thread("solar-lifeline", self._connect, above)
 
     def gone(self) -> list[int]:

@@ -251,7 +251,7 @@ class _Run:
         self._theirs: int | None = None  # the first chunk that others encode
         self._stored: dict[str, int] = {}
         self._number = 0  # of the next chunk to be begun, all datasets together
-        self._write = 0  # chunks
+        self._written = 0  # chunks
         self._done = self._all = self._again = 0
 
     def let_go(self) -> None:
@@ -328,8 +328,8 @@ class _Run:
                 place = dataset.get_chunk_info_by_coord(begin).byte_offset if unfinished.placed else 0
                 unfinished.record(chunk, place)
             unfinished.save()
-            self._write += len(chunks)
-            if self._theirs is None and all(one.first + one.chunks <= self._write for one in self.before):
+            self._written += len(chunks)
+            if self._theirs is None and all(one.first + one.chunks <= self._written for one in self.before):
                 self._forget()
             nbytes = sum(map(len, chunks))
             values = _nbytes_of(part, first, len(chunks))

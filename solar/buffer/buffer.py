@@ -120,7 +120,7 @@ class LoaderBuffer:
         check_exchange(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
-        self._nbytes, self._count_call = sizing.requested_bytes(buffer), str(buffer)
+        self._nbytes, self._as_requested = sizing.requested_bytes(buffer), str(buffer)
         self._epochs, self.storage, self._stats = epochs, sizing.checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
@@ -139,7 +139,10 @@ class LoaderBuffer:
         self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._rank_group: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
-        self._ways: tuple[Any, Sequence[RetentionPolicy | None]] = (None, [])  # chosen last, and under which conditions
+        self._policies: tuple[Any, Sequence[RetentionPolicy | None]] = (
+            None,
+            [],
+        )  # chosen last, and under which conditions
         self._packings: list[RowPacking | None] | None = None  # of each piece, once it was tried
         self._guessed = False  # the passes to come are guesses of ours
         self._warned = False  # of what went wrong in the background
@@ -203,7 +206,7 @@ class LoaderBuffer:
     ) -> int:  # fmt: skip
         """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and says why."""
         layouts = layouts_of_source(source)
-        if refused := not_held(source, self._count_call if self._nbytes else ""):
+        if refused := not_held(source, self._as_requested if self._nbytes else ""):
             if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
@@ -229,7 +232,7 @@ class LoaderBuffer:
                 check_alone(self._balance)
             elif nbytes and found is not None:
                 facts = {name: getattr(sampler_state.cutter, name) for name in ("batch_size", "drop_last")}
-                facts |= {"buffer": self._count_call, "epochs": self._epochs}
+                facts |= {"buffer": self._as_requested, "epochs": self._epochs}
                 of, wanted = (source, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
                 self._rank_group = RankGroup(found, *of, facts, nbytes, bool(wanted), replaced)
         except PlanError as error:
@@ -394,12 +397,12 @@ class LoaderBuffer:
         else:
             assert source is not None, "what is read is told with the first passes"
             pieces = packable(self._read(source), budget.scratch)
-            ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
+            ways = list(self._policies[1]) if self._policies[0] == kind else [None] * len(pieces)
             storages, _ = sizing.storages_of(layouts_of_source(source), self.storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
-        self._ways = kind, window.policies
+        self._policies = kind, window.policies
         return window
 
     def _read(self, source: SampleSource) -> list[Piece]:

@@ -24,7 +24,7 @@ class Background(threading.Thread):
     def __init__(self, do: Callable[[Stopping], None]) -> None:
         super().__init__(name="solar-planning")
         self._do: Callable[[Stopping], None] | None = do
-        self._stop_message = Stopping()
+        self._stopped = Stopping()
         # A thread is waited for by this, and never joined: the garbage collector may wait for one amid threading's own
         # code, whose lock the end of a thread that is joined needs.
         self._done, self._process = threading.Event(), os.getpid()
@@ -35,7 +35,7 @@ class Background(threading.Thread):
     def run(self) -> None:
         assert self._do is not None
         try:
-            self._error, self._do = failed(self._do, self._stop_message), None
+            self._error, self._do = failed(self._do, self._stopped), None
         finally:
             self._done.set()
 
@@ -47,7 +47,7 @@ class Background(threading.Thread):
 
     def stop(self, wait: bool = True) -> None:
         """Asks it to stop as soon as it checks."""
-        self._stop_message.set()
+        self._stopped.set()
         if wait and threading.current_thread() is not self:
             self._wait()
 

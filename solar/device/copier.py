@@ -119,7 +119,7 @@ class DeviceCopier:
         self._timing = threading.Lock()
         self._most = min(ahead, COPIES_AHEAD)
         self._places = threading.Semaphore(self._most)
-        self._stop_message = threading.Event()
+        self._stopped = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -147,12 +147,12 @@ class DeviceCopier:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
-        future.ahead(self._pool, self._land_in_place, self._stop_message, "solar: wait for a batch to land")
+        future.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
         return future.then(self._take_landed)
 
     def _land_in_place(self, future: BatchFuture, data: Any) -> OnDeviceBatch:
         future.missing, places = "there is no place for it on the device", self._places
-        future.until(self._stop_message, lambda: places.acquire(timeout=GLANCE))
+        future.until(self._stopped, lambda: places.acquire(timeout=GLANCE))
         future.missing = "it is on its way to the device"
         try:
             landed = self.land(data)
@@ -288,7 +288,7 @@ class DeviceCopier:
 
     def close(self) -> None:
         """Lands no more. What is on its way ends by itself, and its memory is let go then."""
-        self._stop_message.set()
+        self._stopped.set()
         self._time()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

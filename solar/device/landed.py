@@ -53,7 +53,7 @@ class LandedBatches:
         self._there = deque[Tensors]()  # where the next batches go
         self._lander: _native.Lander | None = None
         self._using = threading.Lock()  # the lander, which another thread may stop
-        self._stop_message = False
+        self._stopped = False
         self._failure: Exception | None = None  # of the first batch that was not copied
         self._copied_ns = self._waited_ns = 0
         self._waiting_nbytes = places * source.nbytes  # which the loop has not asked for
@@ -88,7 +88,7 @@ class LandedBatches:
 
     def _start_landing(self, seconds: float) -> bool:
         """Whether there is a lander. NotDirect once it was stopped."""
-        if self._stop_message:
+        if self._stopped:
             raise NotDirect
         native = self._source.native(seconds, self.close)
         if native is None:
@@ -149,9 +149,9 @@ class LandedBatches:
             self._stop()
 
     def _stop(self) -> None:
-        if self._stop_message:
+        if self._stopped:
             return
-        self._stop_message = True
+        self._stopped = True
         self._stats.landed(0, -self._waiting_nbytes)
         lander, self._lander = self._lander, None
         if lander is None:

@@ -621,7 +621,7 @@ class Exchange:
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
         self._underway = PendingExchange(window)
-        self._waiting_share = 0.0  # seconds, for rows of other ranks alone
+        self._waited = 0.0  # seconds, for rows of other ranks alone
         self._travelled = 0.0  # seconds of these while the rows were on their way
         self._traffic: TransferThreads | None = TransferThreads(
             running, mail, self._underway, letters, ended
@@ -685,7 +685,7 @@ class Exchange:
         stood = max(0.0, batch.here - max(begin, batch.read))
         on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
         with self._underway.changed:
-            self._waiting_share += stood
+            self._waited += stood
             self._travelled += on_way
         took = {
             "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
@@ -707,7 +707,7 @@ class Exchange:
         """Counts since the run began: what it read, held and found, and what was sent, received, and waited for."""
         if self._traffic is None:
             return {}
-        waits = {"exchange_wait_ns": int(self._waiting_share * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
+        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
         return {**self._running.counts(), **self._traffic.counts(), **waits}
 
     def fail(self, why: Exception) -> None:

@@ -459,7 +459,7 @@ class AdoptedPass:
         """
         self.adopted, self._fetcher, self._ahead, self._most = adopted, fetcher, ahead, most
         self._drawn = 0
-        self._note_end = False
+        self._ended = False
         self._calls = H5pyCalls(adopted)
         self._waiting: deque[tuple[Any, list[HeldBlock] | None]] = deque()
         self._now: Any = None  # the batch that is made
@@ -492,7 +492,7 @@ class AdoptedPass:
                 if self._waiting[at][1] is None:
                     return
         ahead, most = self._depth(), self._most()
-        while len(self._waiting) <= ahead and not self._note_end and (most is None or self._drawn < most):
+        while len(self._waiting) <= ahead and not self._ended and (most is None or self._drawn < most):
             if self._waiting[-1][1] is None:  # there is no room
                 return
             try:
@@ -502,12 +502,12 @@ class AdoptedPass:
             self._begin(batch)
 
     def _next(self, indices: Iterator[Any]) -> Any:
-        if self._note_end:
+        if self._ended:
             raise StopIteration
         try:
             batch = next(indices)
         except StopIteration:
-            self._note_end = True
+            self._ended = True
             raise
         self._drawn += 1
         return batch

@@ -94,14 +94,14 @@ class Threads:
     def __init__(self, making: BatchMaker, threads: int, processes: Processes | None = None) -> None:
         self._making = making
         self._processes = processes
-        self._stop_message = threading.Event()
+        self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(threads, "solar-making")
         ended_first(self)
 
     def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> BatchFuture:
         """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
         future = BatchFuture(pending, samples, _wait_for_values)
-        future.ahead(self._pool, partial(self._transform_batch, keys, of_batch), self._stop_message, WAITING)
+        future.ahead(self._pool, partial(self._transform_batch, keys, of_batch), self._stopped, WAITING)
         # The user vouches for the transform in threads, not for the collation: the consumer's thread collates.
         left = self._processes is None and not self._making.collates_itself
         return future.then(partial(collate_batch, self._making)) if left else future
@@ -117,13 +117,13 @@ class Threads:
 
     def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
         if self._processes is not None:
-            return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stop_message)
+            return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stopped)
         samples = self._making.transformed(arrays, keys)
         return self._making.collated(samples) if self._making.collates_itself else samples
 
     def close(self) -> None:
         """Cancels batches that have not begun. Those in work end by themselves."""
-        self._stop_message.set()
+        self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

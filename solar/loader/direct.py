@@ -38,9 +38,9 @@ class DirectBatches:
     def __init__(self, source: DirectSource, feed: BatchFeed, stats: Any, position: EpochPosition, waits: bool) -> None:
         self.source, self.feed = source, feed
         self._stats, self._position, self._waits = stats, position, waits
-        self._noted, self._held_sizes = stats.noted, source.ahead * source.nbytes  # between two batches
+        self._noted, self._held = stats.noted, source.ahead * source.nbytes  # between two batches
         position.taken = source.called  # who asks calls it
-        stats.held(self._held_sizes + source.nbytes)  # the most at a time: the next is begun before one is handed out
+        stats.held(self._held + source.nbytes)  # the most at a time: the next is begun before one is handed out
         stats.held(-source.nbytes)
 
     def hand_out(self, asked_at: float, last: float) -> tuple[Any, float]:
@@ -72,8 +72,8 @@ class DirectBatches:
             )
         )
         if source.drained:
-            before, self._held_sizes = self._held_sizes, source.left
-            self._stats.held(self._held_sizes - before)
+            before, self._held = self._held, source.left
+            self._stats.held(self._held - before)
         if source.ended:
             self._stats.whole()
         elif len(self._noted) >= FOLDED:
@@ -83,7 +83,7 @@ class DirectBatches:
     def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
         """The batches on their way, for the long way."""
         future = list[BatchFuture | Exception]()
-        held = -self._held_sizes
+        held = -self._held
         for one in self.feed.leave():
             if isinstance(one, Exception):
                 future.append(one)
@@ -212,7 +212,7 @@ class ReaderBatches:
         self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
         self.nbytes = samples * self._row_nbytes
         self._ahead = _native.ReadAhead(Engine.get(), [one.source for one in self.rows if one.source is not None])
-        self._count_call = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
+        self._begun_batches = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
         self._came = deque[Any]()  # received, and not yet handed out
         self._failed: Exception | None = None
         self.drained = False  # no more are begun
@@ -222,15 +222,15 @@ class ReaderBatches:
 
     @property
     def ended(self) -> bool:
-        return self._exhausted and not self._count_call
+        return self._exhausted and not self._begun_batches
 
     @property
     def left(self) -> int:
-        return self._row_nbytes * sum(len(samples) for samples, _ in self._count_call)
+        return self._row_nbytes * sum(len(samples) for samples, _ in self._begun_batches)
 
     def take(self, seconds: float) -> Taken | None:
         self._begin()
-        if not self._count_call:
+        if not self._begun_batches:
             raise NotDirect
         if not self._came:
             try:
@@ -242,7 +242,7 @@ class ReaderBatches:
         if (came := self._came[0]) is None:
             self._came.clear()
             return None
-        samples = len(self._count_call[0][0])
+        samples = len(self._begun_batches[0][0])
         values = map(torch.from_numpy, map(Rows.from_bytes, self.rows, came[0], repeat(samples)))
         found = list(values), came[1]
         self._came.popleft()
@@ -259,7 +259,7 @@ class ReaderBatches:
 
     def _begin(self) -> None:
         """Begins batches, as many as may be ahead."""
-        while len(self._count_call) <= self.ahead and not self.drained:
+        while len(self._begun_batches) <= self.ahead and not self.drained:
             try:
                 samples = next(self.indices)
             except StopIteration:
@@ -277,24 +277,24 @@ class ReaderBatches:
             except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break
-            self._count_call.append((samples, rows))
+            self._begun_batches.append((samples, rows))
             self.begun += 1
 
     def leave(self) -> list[Left]:
         found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
         if self._failed is not None:
-            self._count_call.popleft()
+            self._begun_batches.popleft()
             found.append(self._failed)
         found += [self._pending(*one) for one in self._ahead.leave()]
-        found += [RuntimeError(FORKED) for _ in self._count_call]  # native code has those of its own process alone
+        found += [RuntimeError(FORKED) for _ in self._begun_batches]  # native code has those of its own process alone
         self._came.clear()
-        self._count_call.clear()
+        self._begun_batches.clear()
         self.drained = True  # also where another thread closes the loader: nothing is begun any more
         return found
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
         """The next batch for the long way: its memory, and where it is still being read the tickets of that."""
-        samples, rows_of_batch = self._count_call.popleft()
+        samples, rows_of_batch = self._begun_batches.popleft()
         parts = list[PendingField]()
         for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):
             values = rows.from_bytes(memory, len(samples))
@@ -307,10 +307,10 @@ class ReaderBatches:
 
     def next_samples(self, place: int) -> int:
         self._begin()
-        return len(self._count_call[place][0]) if place < len(self._count_call) else 0
+        return len(self._begun_batches[place][0]) if place < len(self._begun_batches) else 0
 
     def handed(self) -> None:
-        self._last, _ = self._count_call.popleft()
+        self._last, _ = self._begun_batches.popleft()
         self.samples = len(self._last)
         self.nbytes = self.samples * self._row_nbytes
 

@@ -45,7 +45,7 @@ class Stats:
     def __init__(self) -> None:
         # Rows of `fold`, counted later: a batch in a hurry adds its own here, which takes no lock.
         self.noted: deque[tuple[float, float, float, int, int, tuple[str, ...], tuple[int, ...]]] = deque()
-        self._resident = self._land_tensors = self._kept_samples = self._kept_nbytes = 0
+        self._resident = self._landed = self._kept_samples = self._kept_nbytes = 0
         self.reset()
 
     def reset(self) -> None:
@@ -55,7 +55,7 @@ class Stats:
             self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
             self._busy = 0.0
             self._peak = self._resident
-            self._landed_nbytes, self._landed_peak, self._kept_hits = 0, self._land_tensors, 0
+            self._landed_nbytes, self._landed_peak, self._kept_hits = 0, self._landed, 0
             self._copying = self._finishing = 0.0
             self._native = dict.fromkeys(NATIVE, 0)
             self._waits = dict.fromkeys(CAUSES, 0.0)
@@ -190,8 +190,8 @@ class Stats:
         """Counts bytes copied to the device, and the change in bytes that wait there for the training."""
         with _LOCK:
             self._landed_nbytes += copied_bytes
-            self._land_tensors += delta_bytes
-            self._landed_peak = max(self._landed_peak, self._land_tensors)
+            self._landed += delta_bytes
+            self._landed_peak = max(self._landed_peak, self._landed)
 
     def kept(self, delta_samples: int, delta_bytes: int, hits: int) -> None:
         """Counts the change in samples and bytes kept on the device, and the uses of samples kept there."""

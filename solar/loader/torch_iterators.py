@@ -137,7 +137,7 @@ class WorkerStates:
     def __init__(self, workers: int, initial: dict[str, Any], own: bool, lasting: bool) -> None:
         self.next: int = initial.get("next", 0)
         self.handed_out = [_pickle(states) for states in initial.get("workers", [None] * workers)]
-        self._receive = list(self.handed_out)  # is ahead of what was handed out
+        self._received = list(self.handed_out)  # is ahead of what was handed out
         self.worker_batches = [0] * workers  # batches that each worker gave in this epoch and that were handed out
         self.last = 0  # the worker that gave the last of them
         self._own = own  # the dataset itself has a state
@@ -146,9 +146,9 @@ class WorkerStates:
     def receive(self, data: Any) -> None:
         """Takes note of what came from a worker."""
         if isinstance(data, CarriedBatch):
-            self._receive[data.worker] = data.states
+            self._received[data.worker] = data.states
         elif isinstance(data, EndedIterator):
-            self._receive[data.worker_id] = data.states
+            self._received[data.worker_id] = data.states
 
     def hand_out(self, data: Any, *worker: int) -> Any:
         """The batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
@@ -176,7 +176,7 @@ class WorkerStates:
 
     def _again(self) -> list[dict[str, Any] | None]:
         """The states before a new iterator is made of the datasets."""
-        newest = [_unpickle(pickled) or {} for pickled in self._receive]
+        newest = [_unpickle(pickled) or {} for pickled in self._received]
         last = [states.get("dataset", states.get("iterator")) if self._own else None for states in newest]
         return [None if state is None else {"dataset": state} for state in last]
 

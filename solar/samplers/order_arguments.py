@@ -135,7 +135,7 @@ def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
         own = next(own for own in leaves(one.extents) if own is not None and own.lengths is not None)
         if own.varying:
             raise PlanError(
-                f"by_length=True: {own.value.name} is of HDF5's variable-length type, whose lengths are not known "
+                f"by_length=True: {own.given.name} is of HDF5's variable-length type, whose lengths are not known "
                 "before it is read: give them"
             )
         found[which == number] = own.length[rows[which == number]]

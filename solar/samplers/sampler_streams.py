@@ -61,7 +61,7 @@ class ShuffledByGenerator(IndexStream):
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
-    _count_call = False
+    _asked = False
     _from = 0  # the samples before the first batch
     _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
 
@@ -147,9 +147,9 @@ class ShuffledByGenerator(IndexStream):
 
         Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
         """
-        if (self._count_call or self.in_advance) and self._behind is not None:
+        if (self._asked or self.in_advance) and self._behind is not None:
             next(self._behind, None)
-        self._count_call = True
+        self._asked = True
 
     def ended(self) -> None:
         if self._behind is None:

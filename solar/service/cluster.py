@@ -106,7 +106,7 @@ class Cluster:
         self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
         self._waits = [False] * self.ranks  # whether jobs of each node wait
         self._over = ""  # why
-        self._note_end: set[int] = set()  # ranks that have said that they end, or of which nothing more is heard
+        self._ended: set[int] = set()  # ranks that have said that they end, or of which nothing more is heard
         self._telling = threading.Lock()  # nothing is told after the word that this one ends
         self.begun = False  # there is somebody to hear what comes
         nodes = np.arange(self.ranks, dtype=np.int32)
@@ -135,10 +135,10 @@ class Cluster:
         """These other nodes take part no more, so nobody does. Whether all have said so, and nothing more comes."""
         self.end(why)  # each says so by itself
         with self._changed:
-            self._note_end.update(ranks)
+            self._ended.update(ranks)
             self._changed.notify_all()
             self._give_up(why)  # before those who wake here ask whether it is over
-            return len(self._note_end) == self.ranks - 1
+            return len(self._ended) == self.ranks - 1
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
         """Messages of a node come in the order in which it told them, and the last one says that it ends.
@@ -158,7 +158,7 @@ class Cluster:
             return [rank for _, rank in others if (number, rank) not in self._came]
 
         def known() -> bool:
-            return self._note_end.issuperset(missing()) if or_none else bool(self._over) or not missing()
+            return self._ended.issuperset(missing()) if or_none else bool(self._over) or not missing()
 
         with self._changed:
             if not self._changed.wait_for(known, SAID_AFTER) and missing():

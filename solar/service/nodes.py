@@ -86,7 +86,7 @@ class Nodes:
         self._lock, self._posting = threading.RLock(), threading.Lock()
         self._halls: dict[tuple[str, int], Cluster] = {}  # until all nodes have ended them
         self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # messages to those that are to begin here
-        self._note_end: dict[str, int] = {}  # by data, how often they have ended
+        self._ended: dict[str, int] = {}  # by data, how often they have ended
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
         self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
         self._mails, self._nap = 0, SHORTEST
@@ -149,7 +149,7 @@ class Nodes:
     def of(self, data: SharedData) -> Cluster:
         """This node's part in reading these data."""
         with self._lock:
-            made = Cluster(self, data, 1 + self._note_end.get(data.facts, 0))
+            made = Cluster(self, data, 1 + self._ended.get(data.facts, 0))
             self._halls[made.key, made.number] = made
         values, arrays = data.description
         self.tell({"is": "data", "key": made.key, "number": made.number, "values": values}, arrays)
@@ -178,8 +178,8 @@ class Nodes:
     def _bye(self, key: str, number: int | None, why: str, *, final: bool = False) -> None:
         """Each node says so of what ends, once; where no number is given, of what would begin next."""
         with self._lock:
-            number = 1 + self._note_end.get(key, 0) if number is None else number
-            self._note_end[key] = max(self._note_end.get(key, 0), number)
+            number = 1 + self._ended.get(key, 0) if number is None else number
+            self._ended[key] = max(self._ended.get(key, 0), number)
             self._early.pop((key, number), None)
         self._say({"is": "bye", "key": key, "number": number, "why": why, "final": final})
 
@@ -275,7 +275,7 @@ class Nodes:
             self._hear_bye(rank, **header)
         else:
             with self._lock:
-                new = header["number"] > self._note_end.get(header["key"], 0)
+                new = header["number"] > self._ended.get(header["key"], 0)
                 new = new and (header["key"], header["number"]) not in self._halls
             if new:  # it opens files: others are heard meanwhile
                 threading.Thread(target=self._take_part, args=(header["values"], arrays), daemon=True).start()
@@ -285,7 +285,7 @@ class Nodes:
         with self._lock:
             one = self._halls.get(key)
             if one is None or not one.begun:
-                if header["number"] > self._note_end.get(header["key"], 0):
+                if header["number"] > self._ended.get(header["key"], 0):
                     self._early.setdefault(key, []).append((rank, header["round"], said))
                 return
         one.came(rank, header["round"], said)
@@ -295,7 +295,7 @@ class Nodes:
             one = self._halls.get((key, number))
             if final:
                 self._refused[key] = why
-            if one is None and number > self._note_end.get(key, 0):
+            if one is None and number > self._ended.get(key, 0):
                 self._bye(key, number, why)  # it never began here, and shall not: others wait for this word
         if one is not None and one.over(why, [rank]):
             with self._lock:

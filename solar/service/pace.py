@@ -70,9 +70,7 @@ class StragglerPolicy:
         """There is a new plan, whose making and first reads took so many seconds: so will the next."""
         self._costs = costs
         self.steps = 0  # that were there since then
-        self._passes_line = self._full = self._lost = (
-            0.0  # seconds: all, without room, and in which one held back others
-        )
+        self._passed = self._full = self._lost = 0.0  # seconds: all, without room, and in which one held back others
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
 
     def look(self, waited: float, room: bool, members: Sequence[Member], elsewhere: bool = False) -> None:
@@ -99,7 +97,7 @@ class StragglerPolicy:
                 one.held += holds
             else:
                 one.held = max(0.0, one.held - passed * TOLERATED / (1 - TOLERATED))
-        self._passes_line += passed
+        self._passed += passed
         self._full += full
         self._lost += full if planned or elsewhere else 0.0
 
@@ -121,7 +119,7 @@ class StragglerPolicy:
 
     def rates(self, members: Sequence[Member]) -> list[float]:
         """Returns how many batches a step each job gets."""
-        reading = (self._passes_line - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
+        reading = (self._passed - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
         seconds = [typical(one.lately) for one in members]
         self._wanted = step_of([*seconds, self.elsewhere], reading) if any(seconds) else 0.0
         return rates([*seconds, self.elsewhere], reading)[:-1]
@@ -137,8 +135,8 @@ class StragglerPolicy:
         if self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4)):
             return False
         pairs = [(one.rate, rate) for one, rate in zip(there, self.rates([one.member for one in there]), strict=True)]
-        slower = any(rate * ALIKE < planned for planned, rate in pairs) and self._lost > TOLERATED * self._passes_line
-        gains = [self._passes_line * (1 - planned / rate) for planned, rate in pairs if rate > ALIKE * planned]
+        slower = any(rate * ALIKE < planned for planned, rate in pairs) and self._lost > TOLERATED * self._passed
+        gains = [self._passed * (1 - planned / rate) for planned, rate in pairs if rate > ALIKE * planned]
         off = max([self._lost if slower else 0.0, *gains]) > self._costs
         self._changes = min(self._changes + off, 30)
         return off

@@ -75,7 +75,7 @@ class Scheduler:
         self._used = 0  # bytes of the ring
         self.changed = threading.Condition()
         self.head = -1.0  # the place of the last read that a Run was told of
-        self._policies, self._ways_for = (
+        self._policies, self._policies_for = (
             list[RetentionPolicy](),
             (0, 0, 0),
         )  # samples of a step, bytes of the ring, epochs
@@ -189,11 +189,11 @@ class Scheduler:
         # What lasts for a part of the next epoch may leave this one no room: of another part another way is cheaper.
         found, beyond = (batch, self._used, min(2, len(epochs))), max(0, min(4, round(4 * steps / longest) - 4))
         other = beyond != self._policies_beyond and any(policy.lasting for policy in self._policies)
-        if other or self._ways_for != found:
+        if other or self._policies_for != found:
             few = [partial(made, longest, at) for at in epochs][: passes_per_plan(most * longest, first=True)]
             none = [None] * len(pieces)
             self._policies = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).policies
-            self._ways_for, self._policies_beyond = found, beyond
+            self._policies_for, self._policies_beyond = found, beyond
         passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._policies, False, -(-longest // length))
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2

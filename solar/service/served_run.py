@@ -49,7 +49,7 @@ class ServedRun:
         self.appended = self.released = 0
         self._door: ServiceConnection | None = door
         self._fields = door.fields
-        self._held_sizes = door.held
+        self._held = door.held
         self._epochs: list[ServedUses] = []
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
@@ -74,7 +74,7 @@ class ServedRun:
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
             left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needs_more()]
-            self._epochs = [*left, ServedUses(base, self._held_sizes.uses(scripts), scripts)]
+            self._epochs = [*left, ServedUses(base, self._held.uses(scripts), scripts)]
             if self._guest is not None:
                 self._more(base, self._epochs[-1].uses)
             else:  # it joins when it is there: others would wait for it
@@ -123,7 +123,7 @@ class ServedRun:
             return
         starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
         most = max(int(one.sizes.max()) for one in wanted)
-        if self._held_sizes.cut:  # later batches may have more blocks
+        if self._held.cut:  # later batches may have more blocks
             most += most // MORE_BLOCKS
         found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
         try:
@@ -203,9 +203,9 @@ class ServedRun:
                     self._lost(ReadError(f"{self._door.path}: batches that did not come took {took:g} s"))
                 return None
             which, rows = self._uses(number)
-            each = [len(of) for _, of in self._held_sizes.by_field(which, rows)]
+            each = [len(of) for _, of in self._held.by_field(which, rows)]
             memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
-            word = guest.copy(own, len(rows), memory, each if self._held_sizes.apart else ())
+            word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
             if word == "gone":
                 self._raise_left_behind(number)
                 return None
@@ -216,7 +216,7 @@ class ServedRun:
             self._lost(error)
             return None
         self._counts["served"] += 1
-        triples = zip(self._held_sizes.firsts, memory, each, strict=True)
+        triples = zip(self._held.firsts, memory, each, strict=True)
         return [one.from_bytes(of, samples) for one, of, samples in triples]
 
     def _stops(self, stopped: threading.Event) -> bool:
@@ -272,7 +272,7 @@ class ServedRun:
 
     def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
         """The batch, as it begins to be read by this process."""
-        held, found = self._held_sizes, []
+        held, found = self._held, []
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
             out, pending = held.firsts[field].room(len(rows)), list[Pending]()
             for at in range(held.datasets):
@@ -309,7 +309,7 @@ class ServedRun:
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """The fields of this batch, of what is held of it."""
-        held, one = self._held_sizes, next(one for one in reversed(self._epochs) if one.base <= number)
+        held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
         if not held.cut:
             return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
         which, rows = batch_of_uses(one.batches, number - one.base)

@@ -82,7 +82,7 @@ class Service:
         self._taking = threading.Lock()  # one order, or one text, is looked at at a time: while it is, it takes more
         self._stopping = threading.Event()
         self.group = group  # whose members may come, beside the user
-        self._listener, self._held_sizes = listen(path, group)
+        self._listener, self._held = listen(path, group)
 
     def run(self) -> None:
         """Serves until `stop`, or until nobody has been there for `idle` seconds."""
@@ -140,7 +140,7 @@ class Service:
                 caller.peer.shutdown(socket.SHUT_RDWR)
         if self.nodes is not None:
             self.nodes.close()
-        os.close(self._held_sizes)
+        os.close(self._held)
 
     # --- services of other nodes ----
 

@@ -49,8 +49,8 @@ class SharedReader(Scheduler):
         self.of_all = of_all
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.handed = 0  # bytes that jobs had of it
-        self._held_sizes: deque[tuple[list[Any], list[Share]]] = deque()  # announced
-        self._ending, self._note_end = threading.Lock(), False
+        self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
+        self._ending, self._ended = threading.Lock(), False
         self._failed, self.failed = 0, (-math.inf, "")  # steps in a row; and when and why it ended for that
         self._threads = [
             threading.Thread(target=self._guard, args=(do,), name=name, daemon=True)
@@ -120,8 +120,8 @@ class SharedReader(Scheduler):
     def close(self, why: str = "the service ends") -> None:
         """Ends it; the jobs go on by themselves, or join again."""
         with self._ending:
-            if not self._note_end:
-                self._note_end = True
+            if not self._ended:
+                self._ended = True
                 self._close(why)
 
     def _close(self, why: str) -> None:
@@ -132,7 +132,7 @@ class SharedReader(Scheduler):
             if thread is not threading.current_thread():
                 thread.join(5)
         self._end_run()
-        self._held_sizes.clear()
+        self._held.clear()
         with self.changed:  # a job may leave later, when this number is another file's
             os.close(self.bell)
             self.bell = -1
@@ -196,12 +196,12 @@ class SharedReader(Scheduler):
             with self.changed:
                 self._steps.popleft()
                 self._announce(fields, step)
-                self._held_sizes.append((fields or [], step.shares))
+                self._held.append((fields or [], step.shares))
                 self.changed.notify_all()
             del fields, step  # or this batch would stay until the next one is there
 
     def _may_cry(self) -> bool:
-        return self._closing or (self._run is not None and bool(self._steps) and len(self._held_sizes) < ENTRIES - 1)
+        return self._closing or (self._run is not None and bool(self._steps) and len(self._held) < ENTRIES - 1)
 
     def _announce(self, fields: list[Any] | None, step: PlannedWindow) -> None:
         """Tells each job where its samples lie: where each field begins, whose parts come one after another."""
@@ -225,19 +225,19 @@ class SharedReader(Scheduler):
             with self.changed:
                 waiting = any(one.waiting and one.announced < one.planned for one in self.members)
                 elsewhere = self.cluster.waiting(waiting)
-                self.slack.look(self.pool.waited, len(self._held_sizes) < ENTRIES - 1, self.members, elsewhere)
+                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, elsewhere)
                 self._give_back()
                 self._leave_behind()
 
     def _give_back(self) -> None:
-        before = len(self._held_sizes)
-        while self._held_sizes and all(one.member.done(one.number) for one in self._held_sizes[0][1]):
-            self._held_sizes.popleft()
-        if len(self._held_sizes) != before:
+        before = len(self._held)
+        while self._held and all(one.member.done(one.number) for one in self._held[0][1]):
+            self._held.popleft()
+        if len(self._held) != before:
             self.changed.notify_all()
 
     def _leave_behind(self) -> None:
-        oldest = self._held_sizes[0][1] if self._held_sizes else []
+        oldest = self._held[0][1] if self._held else []
         for one in self.slack.behind([s.member for s in oldest if not s.member.done(s.number)], self.members):
             one.detach(f"it held back others for {max(one.held, one.stood):.1f} s")
             log.info("%s is left behind: %s", one.name, one.why)
