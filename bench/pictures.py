@@ -283,7 +283,7 @@ def bars(found: Sequence[Situation], title: str, theme: Theme) -> str:
         parts.append(words(16, y, one.title, weight=600))
         said_of = (one.people.label if one.note else "", one.expert.label, gained)
         for line, (reading, more) in enumerate(zip(one[1:4], said_of, strict=True)):
-            said = f"{tables.rate(reading.rate)}  {more}"
+            said = " · ".join(filter(None, (tables.rate(reading.rate), more)))
             parts += scale.bar(reading.rate, y + 7 + line * (thick + 1), thick, theme.readers[line], said)
     parts.append(words(right, foot + 36, LATER, anchor="end", size=12))
     return themed(right + 200, foot + 48, title, theme, parts)
@@ -377,10 +377,10 @@ def how(theme: Theme) -> str:
         return f'<rect x="{x:.1f}" y="{y}" width="19" height="20" fill="{colour.get(sample, theme.grid)}"/>'
 
     parts = [
-        *box(16, "the shuffled order of all epochs", "as PyTorch draws it, from the same random state"),
+        *box(16, "the shuffled order of all epochs", "as PyTorch's random state gives it"),
         *box(404, "the plan", "what to read, keep and drop at each step"),
         arrow(316, 68, 88, 0), words(16, 132, "HDF5 file", weight=600), arrow(554, 92, 0, 44),
-        words(564, 120, "few long reads, in file order", size=12),
+        words(544, 120, "few long reads, in file order", anchor="end", size=12),
         *(cell(16 + 21.5 * sample, 142, sample) for sample in range(32)),
         arrow(180, 168, 0, 32), words(192, 190, "native threads read and decode", size=12),
         words(16, 220, "memory", weight=600), *(cell(90 + 21.5 * at, 206, one) for at, one in enumerate(kept)),
