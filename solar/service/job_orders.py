@@ -23,7 +23,7 @@ OF_USE = np.dtype(np.int32).itemsize + np.dtype(np.uint8).itemsize + np.dtype(np
 def room_for_orders(memory: int) -> int:
     """Returns how many bytes a service with so much memory takes for what jobs tell it, all together.
 
-    >>> room_for_told(64 << 30) >> 30, room_for_told(1 << 20) >> 20
+    >>> room_for_orders(64 << 30) >> 30, room_for_orders(1 << 20) >> 20
     (8, 64)
     """
     return max(memory // FOR_TOLD, LEAST_FOR_TOLD)
