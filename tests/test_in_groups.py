@@ -230,7 +230,7 @@ CHUNKED = {"chunks": (2, 2, 3), "compression": "gzip"}
         ({"x": "/mol/*/positions", "y": Field("/mol/*/energy", steps=(0, 1))}, {}, "which windows cannot be made of"),
         ("/mol/*/energy", {"samples": "files"}, "samples='files' is another kind"),
         ("/mol/*/energy", {"samples": Windows(ends="e")}, "each group is a part for windows"),
-        ("/mol/*/energy", {"together": True}, "looked for by each rank"),
+        ("/mol/*/energy", {"collective_open": True}, "looked for by each rank"),
         (Field("/mol/*/energy", axis=0), {}, "axis, file, by, cf and rows are not for rows of groups"),
         (Ragged("/mol/*/energy"), {}, "its rows have one shape in all groups: leave Ragged away"),
         (Ragged("/mol/*/positions", ends="e"), {}, "within groups no dataset says where samples end"),
