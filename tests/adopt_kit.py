@@ -11,10 +11,12 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 import torch
 import torch.utils.data
 
 from solar import DataLoader
+from solar.loader import adopt
 
 
 class Around(torch.utils.data.Dataset[Any]):
@@ -28,6 +30,14 @@ class Around(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.inner[index]
+
+
+def adopt_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has what is learned acted upon, however fast h5py is here."""
+    monkeypatch.setattr(adopt, "CHEAP", 0.0)
+    monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
+    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
+    monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
 
 
 def kept(samples: Any) -> Any:

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from adopt_kit import Around, answered, compared, draws, epochs_of, kept, seed_all, told
+from adopt_kit import Around, adopt_always, answered, compared, draws, epochs_of, kept, seed_all, told
 from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
@@ -29,11 +29,7 @@ SAMPLES = 96
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is learned is acted upon however fast h5py is here."""
-    monkeypatch.setattr(adopt, "CHEAP", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
-    monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
+    adopt_always(monkeypatch)
 
 
 @pytest.fixture

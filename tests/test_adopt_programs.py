@@ -16,13 +16,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from adopt_kit import Around, answered, compared, kept
+from adopt_kit import Around, adopt_always, answered, compared, kept
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
-
-from solar.loader import adopt
 
 PROGRAMS = int(os.environ.get("SOLAR_PROGRAMS", "60"))
 ROWS = 40
@@ -351,10 +349,7 @@ def around(data: Any, how: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopt, "CHEAP", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
-    monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
+    adopt_always(monkeypatch)
 
 
 counts = [0, 0]

@@ -14,23 +14,18 @@ import numpy as np
 import published_kit as published
 import pytest
 import torch
-from adopt_kit import answered, draws, logged, seed_all, told
+from adopt_kit import adopt_always, answered, draws, logged, seed_all, told
 from kit import settle
 from published_kit import Demonstrations, Particles, Patterns, Solutions, SolutionsApart, Trajectories
 from torch.utils.data import BatchSampler, RandomSampler
 
 from solar import DataLoader
 from solar.io.reading import h5py_calls
-from solar.loader import adopt
 
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is learned is acted upon however fast h5py is here."""
-    monkeypatch.setattr(adopt, "CHEAP", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
-    monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
-    monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
+    adopt_always(monkeypatch)
 
 
 class Seen(NamedTuple):

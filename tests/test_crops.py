@@ -183,19 +183,24 @@ def test_our_codec_gives_the_same_boxes(tmp_path: Path) -> None:
         assert np.array_equal(got, cut(values, at, (6, 5, 4)))
 
 
+def check_decoded_in_part(data: H5Dataset, values: Any, every: list[Any], box: tuple[int, int, int]) -> None:
+    """The only chunk is decoded in part for a first box; for more of them whole, and then it stays."""
+    pending = data.start_batch([7])
+    assert np.array_equal(pending.wait()[0], cut(values, every[7], box))
+    assert pending.counts()["bytes_decoded"] < values.nbytes / 2
+    for index in (len(every) - 1, 30):
+        pending = data.start_batch([index])
+        assert np.array_equal(pending.wait()[0], cut(values, every[index], box))
+    assert pending.counts()["chunks_decoded"] == 0
+
+
 def test_tiles_of_our_codec_are_decoded_alone_where_boxes_want_few(tmp_path: Path) -> None:
     values = written(tmp_path / "a.h5", (40, 64, 64), "chunks", (8, 64, 64))
     compress(tmp_path / "a.h5", tmp_path / "b.h5", {"/u": "lossless"}, chunk_samples=40)
     settle(tmp_path / "b.h5")
     data = H5Dataset(str(tmp_path / "b.h5"), "u", samples=Crops((9, 8, 10), overlap=(0, 0, 4)))
     every = [*places((40, 64, 64), (9, 8, 10), (0, 0, 4))]
-    pending = data.start_batch([7])
-    assert np.array_equal(pending.wait()[0], cut(values, every[7], (9, 8, 10)))
-    assert pending.counts()["bytes_decoded"] < values.nbytes / 2
-    for index in (len(every) - 1, 30):  # it comes again, so it is decoded whole, and stays
-        pending = data.start_batch([index])
-        assert np.array_equal(pending.wait()[0], cut(values, every[index], (9, 8, 10)))
-    assert pending.counts()["chunks_decoded"] == 0
+    check_decoded_in_part(data, values, every, (9, 8, 10))
 
 
 @pytest.mark.parametrize("kind", ["blosc", "blosc2"])
@@ -208,13 +213,7 @@ def test_blocks_of_blosc_are_decoded_alone_where_boxes_want_few(tmp_path: Path, 
     settle(tmp_path / "b.h5")
     data = H5Dataset(str(tmp_path / "b.h5"), "u", samples=Crops((1, 8, 10)))
     every = [*places(values.shape, (1, 8, 10), (0, 0, 0))]
-    pending = data.start_batch([7])
-    assert np.array_equal(pending.wait()[0], cut(values, every[7], (1, 8, 10)))
-    assert pending.counts()["bytes_decoded"] < values.nbytes / 2
-    for index in (len(every) - 1, 30):  # it comes again, so it is decoded whole, and stays
-        pending = data.start_batch([index])
-        assert np.array_equal(pending.wait()[0], cut(values, every[index], (1, 8, 10)))
-    assert pending.counts()["chunks_decoded"] == 0
+    check_decoded_in_part(data, values, every, (1, 8, 10))
 
 
 def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

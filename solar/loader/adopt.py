@@ -565,7 +565,7 @@ class AdoptedPass:
         if adopted.watching and not failed:
             marks = self._marks
             if len(marks) == 1 and marks[0][0] is None:
-                marks = _divide_blocks(_list_numbers(self._now), marks[0][1])
+                marks = _divide_reads(_list_numbers(self._now), marks[0][1])
             adopted.note([index for index, _ in marks if index is not None], [reads for _, reads in marks])
         adopted.decide(self._batches, ended)
 
@@ -580,7 +580,7 @@ class AdoptedPass:
         self.close()
 
 
-def _divide_blocks(indices: Any, reads: list[RowsRead]) -> list[Mark]:
+def _divide_reads(indices: Any, reads: list[RowsRead]) -> list[Mark]:
     """What each sample of a batch read, if they were read one after the other and all read as much."""
     each, rest = divmod(len(reads), max(1, len(indices)))
     if rest or not each or not all(isinstance(index, int | np.integer) for index in indices):
