@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +18,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from faults_kit import injected, reads
 from serve_kit import serving
 from torch.utils.data import Dataset, IterableDataset
 
-from solar import DataLoader, H5Dataset, PlanSampler
+from solar import DataLoader, H5Dataset, PlanSampler, _native
+from solar.io.system.waiting import polling, until
 
 SAMPLES, BATCH, THREADS = 1600, 8, 4
 LONGEST = 120  # seconds, for all threads together
@@ -147,3 +155,48 @@ def test_closing_a_loader_ends_all_threads_that_wait(path: Path) -> None:
     for thread in threads:
         thread.join(LONGEST)
     assert ended == [True] * THREADS
+
+
+@pytest.mark.parametrize("way", ["the short way", "the short way of a buffer", "decoded", "the long way"])
+@pytest.mark.parametrize("seed", range(3))
+def test_another_thread_closes_a_loader_whose_batch_is_being_read(way: str, seed: int, path: Path) -> None:
+    """Reads take 10 ms each, so the loop waits in nearly every case. What it had before is right."""
+    rng, data, before = random.Random(seed), H5Dataset(path, "x"), _native.pool_stats()["in_use"]
+    for _ in range(6):
+        loader, found = WAYS[way](path), list[int]()
+        closing = threading.Timer(rng.random() * 0.04, loader.close)
+        with injected(reads(delay=0.01)):
+            closing.start()
+            try:
+                with suppress(RuntimeError):
+                    found.extend(chain.from_iterable(map(torch.Tensor.tolist, loader)))
+            finally:
+                closing.join(LONGEST)
+        assert not closing.is_alive()
+        assert len(set(found)) == len(found) and set(found) <= set(range(SAMPLES))
+        loader.close()
+        del loader, closing
+
+    def given_back() -> bool:
+        gc.collect()
+        data[0]  # a read looks at what was abandoned
+        return _native.pool_stats()["in_use"] <= before
+
+    assert until(polling(given_back), 60)
+
+
+@pytest.mark.parametrize("way", ["the short way", "the short way of a buffer", "decoded"])
+def test_a_signal_handler_closes_a_loader_whose_batch_is_being_read(way: str, path: Path) -> None:
+    """As programs do whose time on a cluster ends. The handler runs in the thread that waits for the batch."""
+    loader = WAYS[way](path)
+    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    try:
+        with injected(reads(delay=0.1)):
+            sending = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
+            sending.start()
+            with pytest.raises(RuntimeError, match="closed"):
+                for _ in loader:
+                    pass
+            sending.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -295,8 +295,13 @@ class BoundReadAhead {
   }
 
   nb::list leave() {
+    std::deque<solar::ReadAhead::Begun> batches;
+    {
+      nb::gil_scoped_release released;
+      batches = native_->leave();
+    }
     nb::list left;
-    for (auto& begun : native_->leave()) {
+    for (auto& begun : batches) {
       nb::list fields, tickets;
       for (auto& field : begun.fields) fields.append(solar::bind::array_of(std::move(field)));
       for (const solar::Reader::Ticket ticket : begun.tickets) tickets.append(ticket);

@@ -69,6 +69,7 @@ void ReadAhead::begin(std::span<const std::int64_t> rows) {
 bool ReadAhead::take(std::chrono::nanoseconds limit, Batch& batch) {
   check_process();
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
+  const std::lock_guard taking(taking_);
   for (;;) {
     Reader::Ticket ticket = 0;
     std::size_t field = 0;
@@ -109,8 +110,8 @@ bool ReadAhead::take(std::chrono::nanoseconds limit, Batch& batch) {
 }
 
 std::deque<ReadAhead::Begun> ReadAhead::leave() {
-  if (::getpid() != process_) return {};  // where the mutex may be locked for ever
-  const std::lock_guard lock(mutex_);
+  if (::getpid() != process_) return {};  // where the mutexes may be locked for ever
+  const std::scoped_lock lock(taking_, mutex_);
   return std::exchange(begun_, {});
 }
 

@@ -313,3 +313,27 @@ TEST_CASE("batches that are read ahead come as they were asked for, and those th
     CHECK(!ahead.take(0s, batch));
   }
 }
+
+TEST_CASE("batches are left while a thread takes one: it then has that batch, or none") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 100, 1000);
+  Reader reader(2, 8, 64, Backend::pread);
+  for (int round = 0; round < 200; ++round) {
+    ReadAhead ahead(reader, solar::MemoryPool::make(1 << 20), {source, source});
+    for (std::int64_t row = 0; row < 4; ++row) ahead.begin(std::vector<std::int64_t>{row});
+    std::size_t came = 0;
+    std::jthread taking([&] {
+      Batches::Batch batch;
+      while (ahead.take(1ms, batch)) ++came;
+    });
+    if (round % 2 == 0) std::this_thread::yield();
+    auto left = ahead.leave();
+    taking.join();
+    REQUIRE(came + left.size() == 4);
+    for (auto& one : left) {
+      for (const auto ticket : one.tickets) {
+        if (ticket != 0) REQUIRE(reader.wait(ticket, 60s));
+      }
+    }
+  }
+}

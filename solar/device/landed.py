@@ -52,7 +52,7 @@ class LandedBatches:
         self._plain = form.as_it_is and all(one is None for one in finishes)
         self._there = deque[Tensors]()  # where the next batches go
         self._lander: _native.Lander | None = None
-        self._using = threading.Lock()  # the lander, which another thread may stop
+        self._using = threading.RLock()  # the lander, which another thread may stop, or a signal handler
         self._stopped = False
         self._failure: Exception | None = None  # of the first batch that was not copied
         self._copied_ns = self._waited_ns = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch
 
 from solar import _native
 from solar.buffer.buffered_pass import BufferedPass
-from solar.io.reading.engine import COUNT_NAMES, Engine, Ticket
+from solar.io.reading.engine import COUNT_NAMES, LAST_WAIT, Engine, Ticket
 from solar.io.reading.reader import Pending, Rows
 from solar.io.reading.run import Running
 from solar.io.system.waiting import SAID_AFTER, until
@@ -215,6 +216,8 @@ class ReaderBatches:
         self._begun_batches = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
         self._came = deque[Any]()  # received, and not yet handed out
         self._failed: Exception | None = None
+        self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
+        self._left = False
         self.drained = False  # no more are begun
         self._exhausted = False  # there are no more
         self.begun = 0
@@ -229,6 +232,12 @@ class ReaderBatches:
         return self._row_nbytes * sum(len(samples) for samples, _ in self._begun_batches)
 
     def take(self, seconds: float) -> Taken | None:
+        with self._using:
+            if self._left:
+                raise NotDirect
+            return self._take(seconds)
+
+    def _take(self, seconds: float) -> Taken | None:
         self._begin()
         if not self._begun_batches:
             raise NotDirect
@@ -281,16 +290,21 @@ class ReaderBatches:
             self.begun += 1
 
     def leave(self) -> list[Left]:
-        found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
-        if self._failed is not None:
-            self._begun_batches.popleft()
-            found.append(self._failed)
-        found += [self._pending(*one) for one in self._ahead.leave()]
-        found += [RuntimeError(FORKED) for _ in self._begun_batches]  # native code has those of its own process alone
-        self._came.clear()
-        self._begun_batches.clear()
-        self.drained = True  # also where another thread closes the loader: nothing is begun any more
-        return found
+        self._left = self.drained = True  # first: nothing is begun any more, and `take` returns soon
+        if not self._using.acquire(timeout=LAST_WAIT):
+            return []  # by a thread that hangs in a sampler, or that another process has: nobody asks for these batches
+        try:
+            found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
+            if self._failed is not None:
+                self._begun_batches.popleft()
+                found.append(self._failed)
+            found += [self._pending(*one) for one in self._ahead.leave()]
+            found += [RuntimeError(FORKED) for _ in self._begun_batches]  # those of the process it was forked from
+            self._came.clear()
+            self._begun_batches.clear()
+            return found
+        finally:
+            self._using.release()
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
         """The next batch for the long way: its memory, and where it is still being read the tickets of that."""

@@ -1,6 +1,7 @@
 // A ReadAhead reads batches whose rows are named one batch at a time: begin() starts a batch, take() waits for the oldest.
 //
-// One thread calls begin() and leave(), and any one other thread take(). The Reader must outlive the ReadAhead.
+// Any thread may call any function. One take() goes on at a time, and leave() waits for it to return. The Reader must
+// outlive the ReadAhead.
 #pragma once
 
 #include <condition_variable>
@@ -33,7 +34,7 @@ class ReadAhead final : public Batches {
   // Starts to read the next batch: the same rows of each field. Throws what Reader::submit throws; nothing is begun then.
   void begin(std::span<const std::int64_t> rows);
   bool take(std::chrono::nanoseconds limit, Batch& batch) override;
-  // Returns the batches that were not taken, for others to wait for.
+  // Returns the batches that were not taken, for others to wait for. Waits for take() to return: no longer than its limit.
   std::deque<Begun> leave();
   // The tickets of the oldest batch; none if there is no batch.
   std::vector<Reader::Ticket> oldest() const;
@@ -46,6 +47,7 @@ class ReadAhead final : public Batches {
   Reader& reader_;
   std::shared_ptr<MemoryPool> pool_;
   std::vector<std::shared_ptr<const Source>> sources_;
+  std::mutex taking_;         // held during take(), which waits for the oldest batch without the other mutex
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<Begun> begun_;
