@@ -26,7 +26,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test again test-all skipped extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
+.PHONY: demo test again test-all skipped soak extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
 .PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
@@ -113,10 +113,14 @@ mpio: $(VENV)/.dev
 	tools/mpio
 
 # All these but the last, the site and whatever else `make test` has left out, by its list: what ran there need not run again.
-# With ONE_IN=3 a third of them, which DRAW chooses.
+# With ONE_IN=6 a sixth of them, which DRAW chooses.
 skipped: $(EXTRAS_MADE) $(VENV)/.alone
 	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
 	$(PYTEST) $(if $(ONE_IN),--one-in $(ONE_IN) --draw "$(DRAW)") @$(SKIPS)
+
+# What programs do to loaders, drawn at random, for ten seconds; for hours with SOLAR_SOAK=HOURS.
+soak: $(VENV)/.dev
+	$(BIN)/pytest tests/test_soak.py
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records: as one page, build/report, and as
 # the tables and pictures of README and docs/.
