@@ -35,6 +35,7 @@ SMALLEST = {
     "bench.far": "--samples 64 --delays 0 --who 'solar, buffer=0' --folder {new}",
     "bench.gpu": "--quick --device cpu --steps decode --out {new}/out",
     "bench.handing": "--quick --folder {new}",
+    "bench.steps": "--quick --folder {new}",
     "bench.judges": "--list",
     "bench.loader": "--quick --parts overhead --folder {new} --out {new}/out",
     "bench.lossy": "--quick --case flow --folder {new} --out {new}/out",
