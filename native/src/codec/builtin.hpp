@@ -1,6 +1,7 @@
 // The coding tables for chunks that name no others: table 0 of the format, the same for ever.
 //
-// Class k has mixed exponential and bell-shaped sizes with a mean of 2^((k - 10) / 2), as bytes of io/FORMAT.md.
+// Class k has mixed exponential and bell-shaped sizes with a mean of 2^((k - 10) / 2), as bytes of io/FORMAT.md. A
+// change of one byte here would make files unreadable that were written before.
 #pragma once
 
 #include <cstdint>

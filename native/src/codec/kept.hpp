@@ -1,5 +1,8 @@
-// Vectors of a tile's integers, whose memory a thread keeps for its next ones: to ask for memory, and to clear it, takes
-// as long as to choose a predictor. What a vector is not given is not cleared.
+// Vectors of a tile's integers, whose memory a thread keeps for its next ones: to ask for memory, and to clear it,
+// takes as long as to choose a predictor. What a vector is not given is not cleared.
+//
+// Each thread has pieces of its own, `most` at most, and frees them when it ends. A vector may be destroyed by another
+// thread than made it: that one then keeps its memory. std::bad_alloc where the system gives none.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,8 @@
-// Look-ups of places for vectors of states, loaded one by one: gathering them takes half as long again with eight lanes,
-// and longer with sixteen, too (seen on Zen 5). For files that are compiled for AVX2 or more.
+// Look-ups of places for vectors of states, loaded one by one: gathering them takes half as long again with eight
+// lanes, and longer with sixteen, too (seen on Zen 5). For files that are compiled for AVX2 or more.
+//
+// Nothing is checked here: each state must be less than the length of `places`, which decoders see to when they make
+// the table.
 #pragma once
 
 #include <immintrin.h>

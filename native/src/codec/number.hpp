@@ -1,4 +1,6 @@
 // Calls a function with a value of the C++ type of a Number.
+//
+// The function is called once, and what it throws passes through. Error(codec) for a type that is not encoded.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,7 @@
 // The axes of a conversion, and the order in which they are walked.
+//
+// plan() is a function of its arguments; a Walk is a value, and may be used by several threads at once. Strides and
+// sizes were checked by whoever made the Strided: nothing here checks that a place lies within an array.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,7 @@
 // One number made into another, and runs of them, with numpy's results to the bit.
+//
+// Every value has a result, also one that the other type cannot hold: that which numpy has on this processor. Nothing
+// is allocated or thrown.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,7 @@
 // (value - mean) / deviation along a row. There is no product in it that a compiler could contract.
+//
+// The functions write within the row that they are given and own nothing. A deviation of zero divides as IEEE 754 says.
+// They throw nothing, and threads may call them at once for different rows.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,7 @@
 // What CF's conventions make of packed numbers, a stretch at a time, and bfloat16.
+//
+// The functions change a row in place, and own nothing. They throw nothing; threads may call them at once for different
+// rows.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,7 @@
 // Version 2 B-trees: all records of one.
+//
+// Each node is a level below the one that names it, and the Image bounds what is read in all: a tree that leads back to
+// itself ends in an Error(layout). What `visit` throws passes through. One thread at a time uses an Image.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,8 @@
 // Elements of the fixed and the extensible array: element k is the chunk at place k of the grid of all chunks the
 // dataset may grow to, with the axis without end (if any) counted slowest.
+//
+// A ChunkArray refers to the walk, which must outlive it, and gives the chunks to it. One thread at a time uses both.
+// Error(layout) for elements too short for a chunk's address, and for a grid that 64 bits cannot count.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,8 @@
 // The description of one dataset, from the messages of its object header.
+//
+// The messages are those of a file that nobody vouches for: lengths, ranks and sizes are checked before they are used,
+// and memory is taken only for what the message itself holds. The Image must outlive the call; nothing of it is kept.
+// One thread at a time uses an Image.
 #pragma once
 
 #include <string>

@@ -1,4 +1,7 @@
 // The superblock: where the file's addresses start and end, how wide they are, and where its root group is.
+//
+// It is the first thing that is read of a file, so nothing is known yet: it is looked for where libhdf5 looks, and
+// every width is checked before another field is read by it. One thread at a time uses an Image.
 #pragma once
 
 #include "hdf5/image.hpp"
