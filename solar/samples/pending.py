@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from solar.io.reading.reader import Pending
 from solar.samples.field import Field
@@ -99,6 +98,8 @@ def for_user(values: Array) -> Any:
     if not isinstance(values, np.ndarray):  # of samples of unequal length
         return values
     if values.dtype == BFLOAT16:
+        import torch  # numpy has no such type
+
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return values if values.dtype.kind in TENSOR_KINDS else list(values)
 
