@@ -158,28 +158,30 @@ def _warn_once_of_beta() -> None:
         torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
 
 
-# --- for torch's own collation, of samples that a transform made, or a loader of torch's ----
+# --- samples that a transform made, or that torch's own collation gets ----
 
 
 def _offsets(samples: Sequence[Any]) -> Array:
     return np.concatenate(([0], np.cumsum([len(one) for one in samples], dtype=np.int64)))
 
 
-def collate_ragged(samples: Sequence[RaggedArray], *, collate_fn_map: Any = None) -> Any:
-    values = np.concatenate([np.asarray(one) for one in samples])
-    return RaggedBatch(values, _offsets(samples), samples[0].form).tensors()
-
-
-def _collate_rows(samples: Sequence[SparseRow], *, collate_fn_map: Any = None) -> torch.Tensor:
+def batch_of(samples: Sequence[Any]) -> RaggedBatch | SparseBatch:
+    """Puts samples of a ragged field, or rows of a sparse matrix, one after another."""
+    if not isinstance(samples[0], SparseRow):
+        values = np.concatenate([np.asarray(one) for one in samples])
+        return RaggedBatch(values, _offsets(samples), samples[0].form)
     values, columns = (np.concatenate([getattr(one, name) for one in samples]) for name in ("values", "columns"))
-    offsets = _offsets([one.values for one in samples])
-    return SparseBatch(values, columns, offsets, samples[0].length).tensors()
+    return SparseBatch(values, columns, _offsets([one.values for one in samples]), samples[0].length)
+
+
+def collate_ragged(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    return batch_of(samples).tensors()
 
 
 def _tell_torch() -> None:
     from torch.utils.data._utils.collate import default_collate_fn_map  # imported already
 
-    default_collate_fn_map.update({RaggedArray: collate_ragged, SparseRow: _collate_rows})
+    default_collate_fn_map.update(dict.fromkeys((RaggedArray, SparseRow), collate_ragged))
 
 
 with_torch(_tell_torch)
