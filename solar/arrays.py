@@ -186,8 +186,8 @@ def _direct_batches(
     found: RunBatches | ReaderBatches, position: EpochPosition, stats: Stats, timeout: float
 ) -> Iterator[Any]:
     """Yields batches as they come, until one needs more or fails; the long way goes on with that one."""
-    held, handed_out = found.ahead * found.nbytes, 0.0
-    stats.held(held + found.nbytes)  # the most at a time: the next is begun before one is handed out
+    held, handed_out = (found.ahead + 1) * found.nbytes, 0.0  # the next is begun before one is handed out
+    stats.held(held)
     try:
         while True:
             asked = time.perf_counter()
@@ -209,7 +209,7 @@ def _direct_batches(
             yield found.assemble(parts)
             del parts, came  # or their memory would stay until the next is there
     finally:
-        stats.held(-held - found.nbytes)
+        stats.held(-held)
 
 
 def _batches(

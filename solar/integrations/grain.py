@@ -13,6 +13,7 @@ from solar.arrays import as_arrays, field_array
 from solar.errors import PlanError
 from solar.samples.dataset import H5Dataset
 from solar.samples.pending import leaves, samples_of
+from solar.samples.source import sample_source
 
 
 class Source:
@@ -25,8 +26,8 @@ class Source:
     """
 
     def __init__(self, dataset: H5Dataset) -> None:
-        if not isinstance(dataset, H5Dataset):
-            raise TypeError(f"a Source is made of an H5Dataset, not of {type(dataset).__name__}")
+        if isinstance(found := sample_source(dataset), str):
+            raise TypeError(f"a Source is made of an H5Dataset, and {found}")
         if dataset.transform is not None:
             raise PlanError(
                 f"{dataset} has a transform: make it without, and give that to Grain, as in "
