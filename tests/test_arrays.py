@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -244,6 +248,19 @@ def test_samples_that_make_no_array_are_refused_in_words(path: str) -> None:
     data = H5Dataset(path, "x", transform=lambda x: x[: int(x[0, 0] * 6)])
     with pytest.raises(ValueError, match="do not make one array"):
         list(Loader(data, 16))
+
+
+def test_the_example_of_the_loader_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tried = [doctest.DocTestRunner().run(one) for one in doctest.DocTestFinder().find(Loader, "Loader")]
+    assert (sum(one.attempted for one in tried), sum(one.failed for one in tried)) == (6, 0)
+
+
+def test_the_page_has_a_row_for_every_argument() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "arrays.md").read_text()
+    rows = page.partition("| argument | means |")[2].partition("\n\n")[0].splitlines()
+    listed = [name for row in rows[2:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    assert sorted(listed) == sorted(inspect.signature(Loader).parameters)
 
 
 @pytest.mark.every_case
