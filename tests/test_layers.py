@@ -53,8 +53,9 @@ MAY_IMPORT = {
     "device.kernels": VALUES,
     "device": f"{VALUES} {IO} buffer device.kernels loader.batches loader.report samples",
     "loader": f"{VALUES} {IO} buffer device loader.batches loader.report samplers samples service.client",
+    "arrays": f"{VALUES} {IO} buffer loader.batches loader.report samplers samples",
     "training": f"{VALUES} {IO} io.codec loader.batches",
-    "integrations": f"{VALUES} {IO} loader public samplers",
+    "integrations": f"{VALUES} {IO} arrays loader public samplers samples",
     "baseline.h5py_samples": f"{VALUES} {IO} samples",
     "baseline": f"{VALUES} baseline.h5py_samples",
     "cli": f"{VALUES} {IO} baseline baseline.h5py_samples distributed.torch_ranks filters io.codec io.example_files "
@@ -84,7 +85,8 @@ APART = {
 }
 
 # outside package: the layers that may import it
-FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
+FRAMEWORKS = ("accelerate", "dlio_benchmark", "grain", "ignite", "lightning", "physicsnemo", "torchdata")
+FRAMEWORKS += ("transformers",)
 OF_TORCH = {"baseline", "buffer", "device", "distributed", "integrations", "loader", "samplers", "samples", "training"}
 GUARDED = {"torch": OF_TORCH, "triton": {"device"}, "h5py": {"baseline", "io"}}
 GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "obstore": {"io"}}

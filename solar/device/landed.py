@@ -17,12 +17,14 @@ from solar.device.ring import SLOTS, Streams
 from solar.io.reading.engine import COUNT_NAMES
 from solar.loader.batch_future import ended_first
 from solar.loader.stats import Stats
-from solar.loader.way import DirectSource, Left, NotDirect, Taken, Tensors
+from solar.loader.way import DirectSource, Left, NotDirect, Taken
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceForm
 
 log = logging.getLogger("solar")
+
+Tensors = list[torch.Tensor]
 
 
 class LandedBatches:

@@ -15,10 +15,10 @@ from torch.profiler import record_function
 
 from solar.io.system import lifecycle
 from solar.io.system.waiting import GLANCE, WaitTimeout
+from solar.loader.way import FORKED
 from solar.samples.pending import PendingBatch
 
 UNWANTED = "the batch is no longer wanted"
-FORKED = "this iterator's thread is in the process that it was forked from: make a new iterator"
 
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
 

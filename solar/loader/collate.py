@@ -9,19 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from solar.samples.pending import samples_of as samples_of
+
 NAMES_SHOWN = 4  # shapes
-
-# A batch as read: an array with samples along axis 0, or a list, or tuples and dicts of them as the fields were named.
-
-
-def samples_of(arrays: Any) -> list[Any]:
-    """The samples of a batch, one by one, as H5Dataset[i] gives them."""
-    if isinstance(arrays, dict):
-        parts = [samples_of(part) for part in arrays.values()]
-        return [dict(zip(arrays, row, strict=True)) for row in zip(*parts, strict=True)]
-    if isinstance(arrays, tuple):
-        return list(zip(*(samples_of(part) for part in arrays), strict=True))
-    return list(arrays)
 
 
 def collated(samples: list[Any], where: str = "batch") -> Any:

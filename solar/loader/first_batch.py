@@ -8,7 +8,7 @@ from typing import Any
 from solar.io.channels.progress import waiting
 from solar.io.reading.engine import Engine, Ticket
 from solar.io.reading.run import Running
-from solar.loader.direct import ReaderBatches
+from solar.loader.way import ReaderBatches
 
 
 def waited_for(passing: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.buffer.buffered_pass import AheadSpec, BufferedPass, batch_needs
 from solar.buffer.rank_group import placed
@@ -21,7 +23,7 @@ from solar.loader.direct import DirectBatches, direct_source
 from solar.loader.first_batch import waited_for
 from solar.loader.skipping import UNREADABLE, LeftOutSample, skipping
 from solar.loader.workers import WorkersWanted, start_workers
-from solar.samplers.epoch_position import Draws, EpochPosition
+from solar.samplers.epoch_position import EpochPosition
 from solar.samplers.samplers import check_no_rank_is_without
 from solar.samples.pending import NBYTES_AHEAD, PendingBatch
 from solar.samples.source import SampleSource, look_at_files
@@ -32,6 +34,27 @@ if TYPE_CHECKING:
     from solar.io.channels.worker_processes import Processes
 
 ITERATOR_CLOSED = "this iterator was closed with its loader"
+
+
+class Draws(_BaseDataLoaderIter):
+    """The last base before torch's: restores the random state around torch's constructor, which draws from it.
+
+    Several threads may call `next` on one iterator: one at a time is served.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._turns = threading.RLock()
+        with loader._sampler_state.torchs_draws():
+            super().__init__(loader)
+        self._base_seed: int = loader._sampler_state.base_seed(self._base_seed)
+        self._restore(loader)
+
+    def _restore(self, loader: Any) -> None:
+        """Called between torch's draws and its first look at the dataset."""
+
+    def __next__(self) -> Any:
+        with self._turns:
+            return super().__next__()
 
 
 class EpochIterator(Draws):

@@ -27,7 +27,7 @@ from solar.loader.skipping import OnError, check_on_error
 from solar.loader.stats import Stats
 from solar.loader.workers import Workers
 from solar.samplers.epoch_position import EpochPosition, SamplerState
-from solar.samplers.mixture import Mixture
+from solar.samplers.order_arguments import is_mixture
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset
 from solar.samples.source import SampleSource, sample_source
@@ -214,7 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
-        if isinstance(dataset, Mixture) and sampler is None and batch_sampler is None:
+        if is_mixture(dataset) and sampler is None and batch_sampler is None:
             how = "shuffle=True goes" if shuffle else "without a sampler a loader goes"
             raise ValueError(
                 f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
@@ -424,7 +424,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         ...     loader.sources()
         ['real', 'real', 'simulated', 'real']
         """
-        if not isinstance(self.dataset, Mixture):
+        if not is_mixture(self.dataset):
             raise TypeError(f"sources() is of a Mixture, and the dataset is {type(self.dataset).__name__}")
         return self.dataset.sources(self._sampler_state.taken)
 

@@ -24,7 +24,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from solar.samplers.epoch_position import Draws, EpochPosition, Indices, has_state
+from solar.loader.iterator import Draws
+from solar.samplers.epoch_position import EpochPosition, Indices, has_state
 
 
 def stateful_parts(fetcher: Any) -> dict[str, Any]:

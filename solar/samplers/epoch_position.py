@@ -6,16 +6,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.samplers.index_stream import Array, BatchCuts, IndexStream, Pass
-from solar.samplers.sampler_streams import BATCHING, stream_of
+from solar.samplers.index_stream import Array, BatchCuts, Distributed, IndexStream, Pass
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samplers.states import check_order, check_values
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_GAPS: dict[str, Any] = {"of": 0, "left": []}
 
@@ -160,27 +161,6 @@ STATE_VERSION = 1
 KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
 
 
-class Draws(_BaseDataLoaderIter):
-    """The last base before torch's: restores the random state around torch's constructor, which draws from it.
-
-    Several threads may call `next` on one iterator: one at a time is served.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._turns = threading.RLock()
-        with loader._sampler_state.torchs_draws():
-            super().__init__(loader)
-        self._base_seed: int = loader._sampler_state.base_seed(self._base_seed)
-        self._restore(loader)
-
-    def _restore(self, loader: Any) -> None:
-        """Called between torch's draws and its first look at the dataset."""
-
-    def __next__(self) -> Any:
-        with self._turns:
-            return super().__next__()
-
-
 class Indices:
     """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
 
@@ -274,7 +254,7 @@ class SamplerState:
         if self.cutter is None:
             return 1
         samples = _length(getattr(self.cutter, "sampler", None))
-        if type(self.cutter) not in BATCHING:
+        if not _cuts_evenly(self.cutter):
             return None
         size = int(self.cutter.batch_size)
         return size if samples is None else max(1, min(size, samples))
@@ -285,7 +265,7 @@ class SamplerState:
         return self._samplers[1]
 
     def order(self) -> IndexStream:
-        order = stream_of(*self._samplers)
+        order = _stream_of(*self._samplers)
         order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
         order.in_advance = self.in_advance if self.as_arrays else 0
         return order
@@ -453,11 +433,31 @@ class SamplerState:
 @contextmanager
 def undrawn(generator: torch.Generator | None) -> Iterator[None]:
     """Restores the generator at the end, as if nothing had been drawn; None means torch's global one."""
+    import torch  # whose iterators draw
+
     state = torch.get_rng_state() if generator is None else generator.get_state()
     try:
         yield
     finally:
         torch.set_rng_state(state) if generator is None else generator.set_state(state)
+
+
+def _stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
+    """The IndexStream for these samplers of a loader. For a PlanSampler no torch is needed."""
+    if type(batch_sampler) is PlanBatchSampler and type(batch_sampler.sampler) is PlanSampler:
+        return Distributed(batch_sampler.sampler, batch_sampler, generator)
+    from solar.samplers.sampler_streams import stream_of  # knows torch's samplers
+
+    return stream_of(sampler, batch_sampler, generator)
+
+
+def _cuts_evenly(cutter: Any) -> bool:
+    """Whether it is known how the sampler cuts samples into batches."""
+    if type(cutter) is PlanBatchSampler:
+        return True
+    from solar.samplers.sampler_streams import BATCHING  # knows torch's samplers
+
+    return type(cutter) in BATCHING
 
 
 def has_state(part: Any) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
 from solar.io.reading.reader import read
-from solar.samplers.mixture import Mixture
 from solar.samplers.orders import (
     STRETCH,
     EpochOrder,
@@ -25,6 +25,9 @@ from solar.samplers.orders import (
 )
 from solar.samples.pending import leaves
 from solar.samples.source import sample_source
+
+if TYPE_CHECKING:
+    from solar.samplers.mixture import Mixture
 
 Column = (
     str | Sequence[Any] | NDArray[Any] | Any | None
@@ -46,9 +49,9 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
         from solar.samplers import mixed_arguments  # only here: who has another order does not need it
 
         mixed_arguments.check_mixed(by, kinds, num_samples, mixes)
-    if isinstance(dataset, Mixture):
+    if is_mixture(dataset):
         return mixed_order(dataset, kinds, num_samples, shuffle)
-    if isinstance(getattr(dataset, "dataset", None), Mixture):
+    if is_mixture(getattr(dataset, "dataset", None)):
         raise PlanError(
             "a part of a Mixture has not its shares: take the part of each source, and make a Mixture of these"
         )
@@ -140,6 +143,12 @@ def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
             )
         found[which == number] = own.length[rows[which == number]]
     return found
+
+
+def is_mixture(dataset: object) -> TypeGuard[Mixture]:
+    """Returns whether it is a solar.Mixture: a program that has one has imported its module, which needs torch."""
+    module = sys.modules.get("solar.samplers.mixture")
+    return module is not None and isinstance(dataset, module.Mixture)
 
 
 def mixed_order(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, islice, repeat
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -22,29 +23,101 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
+from solar import _native
 from solar.errors import PlanError
 from solar.samplers.index_stream import (
     UNCOUNTED,
     Array,
     BatchCuts,
+    Distributed,
     IndexStream,
     KnownOrder,
     KnownStream,
     Pass,
-    check_drawing,
-    copy_generator,
-    digest,
-    draw_last,
-    draw_torch_seed,
-    drawing,
-    draws_again,
-    shuffle,
-    shuffle_again,
-    shuffled,
-    skip,
 )
-from solar.samplers.samplers import PlanBatchSampler, PlanSampler, ascending, seeded
-from solar.samplers.states import check_by
+from solar.samplers.samplers import Indices, PlanBatchSampler, PlanSampler, ascending, permutation, seeded
+
+# --- torch's random draws: made, predicted, repeated and skipped ----
+
+SKIPPED = 1 << 16  # random numbers at a time, so that they take no memory
+
+
+def draw_torch_seed(generator: torch.Generator | None) -> int:
+    """A seed, drawn as torch's loader and sampler draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def skip(generator: torch.Generator, count: int) -> None:
+    """Draws and discards `count` 32-bit numbers; a seed takes two of them."""
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+
+
+def skip_permutation(samples: int, generator: torch.Generator) -> None:
+    """Draws what torch.randperm draws, and makes nothing of it."""
+    draws = _native.randperm_draws(samples)
+    for begin in range(0, draws, SKIPPED):
+        skip(generator, min(SKIPPED, draws - begin))
+
+
+def copy_generator(generator: torch.Generator | None) -> torch.Generator:
+    """A copy of a generator in its present state; None means torch's global one."""
+    copied = torch.Generator("cpu" if generator is None else generator.device)
+    copied.set_state(torch.get_rng_state() if generator is None else generator.get_state())
+    return copied
+
+
+def digest(generator: torch.Generator) -> str:
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
+
+
+def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
+
+
+def shuffled(sampler: RandomSampler, generator: torch.Generator) -> Indices:
+    """All that `shuffle` gives, as an array. What it draws at its very end, and uses nothing of, is `draw_last`'s."""
+    samples, wanted = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        return np.fromiter(shuffle(sampler, generator), np.int64, wanted)
+    if samples == wanted:
+        return permutation(samples, generator)
+    return np.concatenate([permutation(samples, generator)[: wanted - begin] for begin in range(0, wanted, samples)])
+
+
+def draw_last(sampler: RandomSampler, generator: torch.Generator) -> None:
+    """What `shuffle` draws once all samples are taken."""
+    if not sampler.replacement and sampler.num_samples % len(sampler.data_source) == 0:
+        skip_permutation(len(sampler.data_source), generator)
+
+
+def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    """Makes the draws of `shuffle` from the generator, at the same times. The numbers it yields mean nothing."""
+    if sampler.replacement:
+        yield from shuffle(sampler, generator)
+        return
+    samples = len(sampler.data_source)
+    for begin in range(0, sampler.num_samples + 1, samples):  # after the last whole one it draws once more in any case
+        skip_permutation(samples, generator)
+        yield from repeat(0, min(samples, sampler.num_samples - begin))
+
+
+def shuffle_again(sampler: RandomSampler, generator: torch.Generator, whole: bool) -> None:
+    """Makes the draws of `shuffle` from the generator: all of them, or only those for its first sample."""
+    draws = draws_again(sampler, generator)
+    deque(draws, maxlen=0) if whole else next(draws)
+
+
+def drawing(sampler: RandomSampler) -> dict[str, Any]:
+    return {"replacement": sampler.replacement, "draws": sampler.num_samples}
+
+
+def check_drawing(sampler: RandomSampler, saved: dict[str, Any]) -> None:
+    for name, value in drawing(sampler).items():
+        if saved[name] != value:
+            raise PlanError(f"the state is of a RandomSampler with {name}={saved[name]}; this loader's has {value}")
+
+
+# --- the streams ----
 
 
 class ShuffledByGenerator(IndexStream):
@@ -362,82 +435,6 @@ class Shuffled(KnownStream):
             return self.cut(left if self.as_arrays else left.tolist())
         generator = torch.Generator().manual_seed(self._seed)
         return self.cut(islice(shuffle(self.sampler, generator), samples, None))
-
-
-class Distributed(IndexStream):
-    """The order of all ranks, of which each takes its part. Any number of ranks can resume it."""
-
-    kind = "distributed"
-    saved_keys = ("seed", "shuffle", "epoch")
-
-    def tell(self, mark: Any) -> dict[str, Any]:
-        sampler = self.sampler
-        if isinstance(sampler, PlanSampler):
-            return {"kind": self.kind, **sampler.facts()}
-        return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
-
-    def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        plan = self._plan()
-        if (plan.seed, plan.shuffle) != (saved["seed"], saved["shuffle"]):
-            raise PlanError(
-                f"the state is of an order with seed={saved['seed']}, shuffle={saved['shuffle']}; this loader's "
-                f"sampler has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
-            )
-        check_by(saved, plan.facts())
-        plan.resume(samples)
-        return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
-
-    def start(self) -> Iterator[Any]:
-        if not self.as_arrays or self.batch_sampler is None:
-            return super().start()
-
-        def each() -> Iterator[Any]:
-            yield from self._cut_plan(self._plan())
-
-        return BatchCuts(each(), lambda: self._cutter(self._plan()).at_once())
-
-    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
-
-    def _of_epoch(self, epoch: int) -> Pass:
-        """This rank's part of a whole epoch, by a copy of the sampler."""
-        plan = copy.copy(self._plan())
-        plan.set_epoch(epoch)
-        plan.resume(0)
-        if self.batch_sampler is None:
-            return self.batched(np.fromiter(plan, np.int64))
-        return self._cutter(plan).at_once()
-
-    def of_all(self, begun_at: int) -> Pass | None:
-        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
-
-    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
-
-    def _of_all(self, epoch: int, begun_at: int) -> Pass:
-        plan = copy.copy(self._plan())
-        plan.set_epoch(epoch)
-        return self._cutter(plan).of_all(begun_at)
-
-    def _cutter(self, plan: PlanSampler) -> PlanBatchSampler:
-        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
-
-    def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
-        cutter = self._cutter(plan)
-        return BatchCuts(cutter.arrays(), cutter.at_once) if self.as_arrays else iter(cutter)
-
-    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
-        plan = self._plan()
-        if plan.tail == "exact" and self.batch_sampler is not None:
-            return int(self._cutter(plan).bounds(begun_at)[batches])
-        return min(plan.length, begun_at + samples * plan.num_replicas)
-
-    def counts(self, epoch: int, samples: int) -> dict[str, int]:
-        by = self._plan().by
-        return {} if by is None else by.counts(epoch, samples)
-
-    def _plan(self) -> PlanSampler:
-        return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
 
 
 class Custom(IndexStream):

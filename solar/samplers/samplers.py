@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeGuard, get_args
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar import _native
 from solar.errors import PlanError, renamed_arguments
@@ -21,6 +20,17 @@ from solar.samplers.order_arguments import Amount, Column, Order, PerClass, choo
 from solar.samplers.orders import EpochOrder
 from solar.samplers.orders import Indices as Indices
 from solar.samplers.states import check_by, check_order
+from solar.samples.torch_bases import MODULE, torch_base
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
+
+    TorchDistributedSampler = DistributedSampler[int]
+    TorchBatchSampler = BatchSampler
+else:
+    TorchDistributedSampler = torch_base("DistributedSampler")
+    TorchBatchSampler = torch_base("BatchSampler")
 
 _CALLS = 6  # Accelerate's iterator is two or three calls up
 
@@ -57,7 +67,7 @@ _OTHERWISE = 2**32 // 20  # from so many samples on torch shuffles in another wa
 _orders: WeakValueDictionary[tuple[Any, ...], Indices] = WeakValueDictionary()
 
 
-class PlanSampler(DistributedSampler[int]):
+class PlanSampler(TorchDistributedSampler):
     """torch's DistributedSampler, index for index, which can be resumed at another number of ranks.
 
     Without `num_replicas` and `rank`, solar.io.channels.detect finds them: torch.distributed, MPI, launcher, or alone.
@@ -124,8 +134,12 @@ class PlanSampler(DistributedSampler[int]):
             world = detect()
             num_replicas = world.ranks if num_replicas is None else num_replicas
             rank = world.rank if rank is None else rank
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
         drop = drop_last if tail is None else tail == "drop"
-        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop)
+        # What torch's DistributedSampler sets. It is not called, for it is there only where torch is imported.
+        self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
+        self.epoch, self.drop_last, self.shuffle, self.seed = 0, drop, shuffle, seed
         self.tail: Tail = tail or ("drop" if drop else "pad")
         by = {"weights": weights, "labels": labels, "per_class": per_class, "groups": groups, "order": order}
         by |= {"by_length": by_length, "run": run, "study": study, "block": block, "window": window}
@@ -140,6 +154,8 @@ class PlanSampler(DistributedSampler[int]):
     @classmethod
     def like(cls, sampler: DistributedSampler[Any]) -> PlanSampler:
         """A PlanSampler that iterates exactly as this torch sampler does now."""
+        from torch.utils.data import DistributedSampler  # who has such a sampler has torch
+
         if type(sampler) is not DistributedSampler:
             raise TypeError(f"{type(sampler).__name__} may iterate otherwise than torch's DistributedSampler")
         ours = cls(
@@ -267,7 +283,7 @@ class PlanSampler(DistributedSampler[int]):
         return order.take(np.arange(begin + self.rank, end, self.num_replicas), mode="wrap")
 
 
-class PlanBatchSampler(BatchSampler):
+class PlanBatchSampler(TorchBatchSampler):
     """torch's BatchSampler; over a PlanSampler each step of all ranks is one slice of the order.
 
     Its batches are torch's. With the sampler's tail="exact" each sample is used exactly once, yet all ranks have the
@@ -279,7 +295,8 @@ class PlanBatchSampler(BatchSampler):
     """
 
     def __init__(self, sampler: Sampler[int] | Iterable[int], batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
+        _check_cutting(batch_size, drop_last)
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last  # as torch's BatchSampler does
         if drop_last and _is_planned(sampler) and sampler.tail == "exact":
             raise ValueError(
                 'drop_last=True leaves samples out, and the sampler\'s tail="exact" leaves none out: give drop_last='
@@ -288,10 +305,13 @@ class PlanBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         if not _is_planned(self.sampler):
-            yield from super().__iter__()
+            samples = iter(self.sampler)
+            while batch := [*islice(samples, self.batch_size)]:
+                if len(batch) == self.batch_size or not self.drop_last:
+                    yield batch
             return
-        for batch in self.arrays():
-            yield batch.tolist()
+        for planned in self.arrays():
+            yield planned.tolist()
 
     def arrays(self) -> Iterator[Indices]:
         """The batches over a PlanSampler as arrays, for readers of many samples at once."""
@@ -335,7 +355,7 @@ class PlanBatchSampler(BatchSampler):
         return samples, edges - begin
 
     def __len__(self) -> int:
-        return self._steps(*self._shared(0)) if _is_planned(self.sampler) else super().__len__()
+        return self._steps(*self._shared(0))
 
     def bounds(self, start: int = 0) -> Indices:
         """How many samples of the shared order are consumed after 0, 1, 2, ... batches, beginning at `start`.
@@ -367,6 +387,14 @@ class PlanBatchSampler(BatchSampler):
         if exact and len(edges) > 2 and edges[-1] - edges[-2] < ranks and self.batch_size > 1:
             edges[-2] = taken - ranks
         return edges + start
+
+
+def _check_cutting(batch_size: Any, drop_last: Any) -> None:
+    """ValueError, in the words of torch's BatchSampler, for what these cannot be."""
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
+    if not isinstance(drop_last, bool):
+        raise ValueError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
 
 
 def check_no_rank_is_without(cutter: object) -> None:
@@ -401,6 +429,8 @@ def ascending(samples: int) -> Indices:
 
 def permutation(samples: int, generator: torch.Generator) -> Indices:
     """torch.randperm, in 32 bits where that is enough: torch draws the same numbers for both kinds of integers."""
+    import torch  # of a generator of torch's, or for so many samples that torch shuffles in another way
+
     dtype = torch.int32 if samples < 1 << 31 else torch.int64
     made: Indices = torch.randperm(samples, generator=generator, dtype=dtype, device="cpu").numpy()
     return made
@@ -408,15 +438,19 @@ def permutation(samples: int, generator: torch.Generator) -> Indices:
 
 def seeded(samples: int, seed: int) -> Indices:
     """The `permutation` by a new generator of this seed, made natively: it takes a third of the time."""
-    if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and _as_torch():
+    if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and (MODULE not in sys.modules or _as_torch()):
         found: Indices = _native.randperm(samples, seed)
         return found
+    import torch  # which draws in another way for so many
+
     return permutation(samples, torch.Generator("cpu").manual_seed(seed))
 
 
 @cache
 def _as_torch() -> bool:
     """Whether this torch still shuffles as we do: by its first numbers, small and large."""
+    import torch  # the program has imported it
+
     numbers = [(1, 0), (2, 1), (1000, 2**40 + 3)]
     return all(
         np.array_equal(_native.randperm(*one), permutation(one[0], torch.Generator("cpu").manual_seed(one[1])))

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch.utils.data
 
 from solar.errors import LayoutError, PlanError, renamed_arguments
 from solar.io.channels.progress import awaited
@@ -31,9 +30,17 @@ from solar.samples.field_reader import Read
 from solar.samples.kinds import reader_of
 from solar.samples.pending import PendingBatch, leaves, mapped
 from solar.samples.protocol import LocatedRows, SampleMap, by_sample, first_rows, locate, shape_in
+from solar.samples.torch_bases import torch_base
 from solar.samples.transform import Transform, transformed
 from solar.samples.windows import Windows
 from solar.values import By, Layout
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    TorchDataset = Dataset[Any]
+else:
+    TorchDataset = torch_base("Dataset")
 
 
 def one_by_one(kind: type[Any]) -> Callable[[Any, Iterable[int]], list[Any]]:
@@ -76,7 +83,7 @@ class Location(NamedTuple):
     group: Any
 
 
-class H5Dataset(torch.utils.data.Dataset[Any]):
+class H5Dataset(TorchDataset):
     """Samples from HDF5 files: `path` is a file, a list of files, a directory or a glob pattern (see solar.inspect).
 
     `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple

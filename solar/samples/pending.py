@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from solar.io.reading.reader import Pending
 from solar.samples.field import Field
@@ -83,15 +82,19 @@ class PendingBatch:
         end = None if seconds is None else time.monotonic() + seconds
         return [field.wait(end) for field in self.fields]
 
-    def converted(self, arrived: list[Array]) -> Any:
-        """Converts what `arrived` gave as the fields ask, and puts it into their structure."""
+    def converted(self, arrived: list[Array], form: Callable[[Any], Any] | None = None) -> Any:
+        """Converts what `arrived` gave as the fields ask, and puts it into their structure.
+
+        `form` makes what the user gets of the values of a field; None: `for_user`.
+        """
         if self.converts:
             arrived = [
                 values if one.field is None else one.field.convert(values, rows=one.rows)
                 for one, values in zip(self.fields, arrived, strict=True)
             ]
-        parts = map(for_user, arrived)
-        return arranged(self._structure, parts) if self._beside is None else self._beside.put(parts, for_user)
+        form = for_user if form is None else form
+        parts = map(form, arrived)
+        return arranged(self._structure, parts) if self._beside is None else self._beside.put(parts, form)
 
 
 def for_user(values: Array) -> Any:
@@ -99,6 +102,8 @@ def for_user(values: Array) -> Any:
     if not isinstance(values, np.ndarray):  # of samples of unequal length
         return values
     if values.dtype == BFLOAT16:
+        import torch  # numpy has no such type
+
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return values if values.dtype.kind in TENSOR_KINDS else list(values)
 
@@ -134,3 +139,16 @@ def arranged(structure: Any, parts: Iterator[Any]) -> Any:
     if isinstance(structure, tuple):
         return tuple([arranged(part, parts) for part in structure])
     return next(parts)
+
+
+def samples_of(arrays: Any) -> list[Any]:
+    """The samples of a batch, one by one, as H5Dataset[i] gives them.
+
+    A batch as read is an array with samples along axis 0, or a list, or tuples and dicts of them as the fields are.
+    """
+    if isinstance(arrays, dict):
+        parts = [samples_of(part) for part in arrays.values()]
+        return [dict(zip(arrays, row, strict=True)) for row in zip(*parts, strict=True)]
+    if isinstance(arrays, tuple):
+        return list(zip(*(samples_of(part) for part in arrays), strict=True))
+    return list(arrays)

@@ -1,4 +1,4 @@
-"""Batches of samples of unequal length, as they are read and as torch has them."""
+"""Batches of samples of unequal length, as they are read, as numpy has them and as torch has them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from solar.samples.ragged import BatchForm
+from solar.samples.torch_bases import with_torch
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray[Any, Any]
 
@@ -60,13 +62,18 @@ class RaggedBatch:
     def __iter__(self) -> Iterator[RaggedArray]:
         return map(self.__getitem__, range(len(self)))
 
+    def arrays(self) -> tuple[Array, Array]:
+        """The batch as numpy has it: padded samples and a mask of them, or else values and offsets."""
+        if self.form.batch == "padded":
+            return _pad(self.values, np.diff(self.offsets), self.form.length)
+        return self.values, self.offsets
+
     def tensors(self) -> Any:
         """The batch as torch has it."""
-        if self.form.batch == "padded":
-            padded, there = _pad(self.values, np.diff(self.offsets), self.form.length)
-            return torch.from_numpy(padded), torch.from_numpy(there)
-        values, offsets = torch.from_numpy(self.values), torch.from_numpy(self.offsets)
-        if self.form.batch == "flat":
+        import torch  # only where there are tensors
+
+        values, offsets = map(torch.from_numpy, self.arrays())
+        if self.form.batch != "jagged":
             return values, offsets
         return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
 
@@ -104,8 +111,14 @@ class SparseBatch:
     def __iter__(self) -> Iterator[SparseRow]:
         return map(self.__getitem__, range(len(self)))
 
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """The batch as numpy has it, and scipy.sparse.csr_array takes it: values, columns and offsets."""
+        return self.values, self.columns, self.offsets
+
     def tensors(self) -> torch.Tensor:
         """The batch as torch has it, with the columns' own type where torch's matrices may have it."""
+        import torch  # only where there are tensors
+
         _warn_once_of_beta()
         kind = self.columns.dtype if self.columns.dtype in (np.int32, np.int64) else np.dtype(np.int64)
         begins, columns = (torch.from_numpy(one.astype(kind, copy=False)) for one in (self.offsets, self.columns))
@@ -138,27 +151,37 @@ def _pad(values: Array, lengths: Array, length: int | None) -> tuple[Array, Arra
 @cache
 def _warn_once_of_beta() -> None:
     """torch says once that sparse matrices are new in it; whoever asks for one by CSR knows."""
+    import torch  # only where there are tensors
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
 
 
-# --- for torch's own collation, of samples that a transform made, or a loader of torch's ----
+# --- samples that a transform made, or that torch's own collation gets ----
 
 
 def _offsets(samples: Sequence[Any]) -> Array:
     return np.concatenate(([0], np.cumsum([len(one) for one in samples], dtype=np.int64)))
 
 
-def collate_ragged(samples: Sequence[RaggedArray], *, collate_fn_map: Any = None) -> Any:
-    values = np.concatenate([np.asarray(one) for one in samples])
-    return RaggedBatch(values, _offsets(samples), samples[0].form).tensors()
-
-
-def _collate_rows(samples: Sequence[SparseRow], *, collate_fn_map: Any = None) -> torch.Tensor:
+def batch_of(samples: Sequence[Any]) -> RaggedBatch | SparseBatch:
+    """Puts samples of a ragged field, or rows of a sparse matrix, one after another."""
+    if not isinstance(samples[0], SparseRow):
+        values = np.concatenate([np.asarray(one) for one in samples])
+        return RaggedBatch(values, _offsets(samples), samples[0].form)
     values, columns = (np.concatenate([getattr(one, name) for one in samples]) for name in ("values", "columns"))
-    offsets = _offsets([one.values for one in samples])
-    return SparseBatch(values, columns, offsets, samples[0].length).tensors()
+    return SparseBatch(values, columns, _offsets([one.values for one in samples]), samples[0].length)
 
 
-default_collate_fn_map.update({RaggedArray: collate_ragged, SparseRow: _collate_rows})
+def collate_ragged(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    return batch_of(samples).tensors()
+
+
+def _tell_torch() -> None:
+    from torch.utils.data._utils.collate import default_collate_fn_map  # imported already
+
+    default_collate_fn_map.update(dict.fromkeys((RaggedArray, SparseRow), collate_ragged))
+
+
+with_torch(_tell_torch)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
 
 from solar.errors import ReadError
 from solar.io.reading.stage import tier_warnings
@@ -20,6 +20,9 @@ from solar.samples.field_reader import picking
 from solar.samples.kinds import layouts_of
 from solar.samples.pending import PendingBatch, leaves
 from solar.values import Layout, batches_ahead
+
+if TYPE_CHECKING:
+    from torch.utils.data import ConcatDataset
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 READING = ("read_batch", "start_batch_of", "start_rows", "checked")  # by which an H5Dataset makes its samples
@@ -171,13 +174,14 @@ def sample_source(dataset: Any) -> SampleSource | str:
     if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
         locate = lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked))  # noqa: E731
         return SampleSource([dataset], locate, plain=dataset.chosen is None)
-    if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
+    torchs = sys.modules.get("torch.utils.data")  # a program without torch has none of its datasets
+    if torchs is not None and isinstance(dataset, torchs.Subset) and _takes_as(dataset, torchs.Subset):
         found = sample_source(dataset.dataset)
         if isinstance(found, str):
             return found
         indices, inner = dataset.indices, found.locate
         return SampleSource(found.datasets, lambda asked: inner(chosen_indices(indices, asked)))
-    if isinstance(dataset, ConcatDataset) and _takes_as(dataset, ConcatDataset):
+    if torchs is not None and isinstance(dataset, torchs.ConcatDataset) and _takes_as(dataset, torchs.ConcatDataset):
         return _concatenated(dataset)
     if isinstance(dataset, H5Dataset):
         return f"{type(dataset).__name__} makes its samples itself"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 Transform: TypeAlias = Callable[..., Any]
 Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, how often it was begun before, sample
 
 
 def transformed(transform: Transform, samples: list[Any], numbers: Iterable[int]) -> list[Any]:
-    """Transforms every sample, outside of a loader. Random numbers follow torch's global generator."""
+    """Transforms every sample, outside of a loader. Random numbers follow the generator of `draw_seed`."""
     if not takes_rng(transform):
         return [_of_one(transform, sample, number) for sample, number in zip(samples, numbers, strict=True)]
     return [
@@ -62,26 +62,32 @@ def takes_rng(transform: Transform) -> bool:
 
 
 def seed_global_generators(words: tuple[int, ...]) -> None:
-    """Seeds random, numpy.random and torch by these words."""
+    """Seeds random, numpy.random and, where it is imported, torch by these words."""
     first, second = np.random.SeedSequence(_entropy(words)).generate_state(2, np.uint64).tolist()
     random.seed(first)
     np.random.seed(second & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(first)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(first)
 
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
     """Restores the states of the global generators at the end."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states, torch = (random.getstate(), np.random.get_state()), sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        if torch is not None:
+            torch.set_rng_state(of_torch)
 
 
 def draw_seed() -> int:
+    """Draws a seed from torch's global generator; from numpy's in a program without torch."""
+    if (torch := sys.modules.get("torch")) is None:
+        return int(np.random.randint(2**63, dtype=np.int64))
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 

@@ -1,0 +1,361 @@
+"""Loader: batches of an H5Dataset as numpy arrays, in a program that needs no torch.
+
+>>> from solar import H5Dataset
+>>> from solar.arrays import Loader
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.buffer_size import Profile, Size
+from solar.buffer.buffered_pass import AheadSpec, BufferedPass, batch_needs
+from solar.buffer.rank_group import placed
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.system.waiting import SAID_AFTER, WaitTimeout, until
+from solar.loader.stats import Stats
+from solar.loader.way import FOLDED, Left, ReaderBatches, RunBatches, assembly, of_reader, of_run
+from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler
+from solar.samples.field_checks import BFLOAT16
+from solar.samples.pending import NBYTES_AHEAD, TENSOR_KINDS, PendingBatch, leaves, samples_of
+from solar.samples.source import SampleSource, look_at_files, sample_source
+from solar.samples.transform import transformed_by_key
+from solar.values import World
+
+
+class Loader:
+    """Goes through the samples of an H5Dataset in batches of numpy arrays. It imports no torch.
+
+    Batches are those of `DataLoader(dataset, batch_size, sampler=PlanSampler(dataset, shuffle=shuffle, seed=seed))`,
+    bit for bit, as arrays where those have tensors: dicts and tuples of them as the dataset's fields say, lists of
+    text. Each batch has memory of its own. `jax.numpy.from_dlpack`, `torch.from_dlpack` and CuPy take an array without
+    a copy.
+
+    `sampler` is a PlanSampler, for any other order it can make, or for another end than padding; `shuffle` and `seed`
+    are then its own. `world` says which rank of how many this process is; None asks MPI, torch.distributed or the
+    launcher. `drop_last` leaves out a last batch that is smaller. `buffer`, `ahead`, `epochs`, `storage` and `timeout`
+    are those of DataLoader. A `transform` of the dataset is called in this process, and what it gives is stacked.
+
+    An error ends the epoch. The next iteration after `load_state_dict(loader.state_dict())` begins at the batch that
+    failed.
+
+    >>> import h5py, numpy, tempfile
+    >>> from solar import H5Dataset
+    >>> path = tempfile.mkdtemp() + "/scan.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"], file["y"] = numpy.zeros((100, 8, 8), "f4"), numpy.arange(100)
+    >>> loader = Loader(H5Dataset(path, {"image": "x", "label": "y"}), batch_size=25, shuffle=True, seed=3)
+    >>> [batch["image"].shape for batch in loader]
+    [(25, 8, 8), (25, 8, 8), (25, 8, 8), (25, 8, 8)]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        sampler: PlanSampler | None = None,
+        world: World | None = None,
+        buffer: Size = None,
+        ahead: int | None = None,
+        epochs: int | None = None,
+        storage: Profile = None,
+        timeout: float = 0,
+    ) -> None:
+        if isinstance(found := sample_source(dataset), str):
+            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}")
+        if sampler is None:
+            ranks, rank = (None, None) if world is None else (world.ranks, world.rank)
+            sampler = PlanSampler(dataset, ranks, rank, shuffle, seed)
+        elif type(sampler) is not PlanSampler:
+            raise TypeError(f"sampler={type(sampler).__name__}: it is a solar.PlanSampler, or None")
+        elif shuffle or seed or world is not None:
+            raise ValueError("shuffle, seed and world belong to the sampler where one is given: give them to that")
+        if ahead is not None and operator.index(ahead) < 1:
+            raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
+        if timeout < 0:
+            raise ValueError(f"timeout={timeout}: it is a number of seconds, or 0 for no limit")
+        self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
+        self._ahead, self._timeout = ahead, timeout
+        cutter = PlanBatchSampler(sampler, batch_size, drop_last)
+        self._sampler_state = SamplerState(sampler, cutter, None, dataset)
+        self._sampler_state.as_arrays = True
+        self._stats = Stats()
+        self._buffered = LoaderBuffer(buffer, epochs, storage, self._stats)
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch on this rank."""
+        return len(self._sampler_state)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Goes through an epoch, or through the rest of the one that a loaded state is in."""
+        source = sample_source(self.dataset)
+        assert isinstance(source, SampleSource), "the loader was made for it"
+        return _epoch(source, self._sampler_state, self._buffered, self._stats, (self._ahead, self._timeout))
+
+    def __repr__(self) -> str:
+        sampler = self.sampler
+        ranks = f", rank {sampler.rank} of {sampler.num_replicas}" if sampler.num_replicas > 1 else ""
+        return f"Loader({self.dataset}, batch_size={self.batch_size}, shuffle={bool(sampler.shuffle)}{ranks})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch to go through next. A loaded position is kept if it is of this epoch, else forgotten."""
+        self._sampler_state.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position as small JSON, the same on all ranks. It counts batches handed out, not those ahead."""
+        return self._sampler_state.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lets the next iteration resume where this state was taken, also by a DataLoader with a PlanSampler."""
+        self._sampler_state.load(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counts since the loader was made: samples, bytes, requests, memory, and seconds waited by cause."""
+        return self._stats.as_dict()
+
+    def close(self) -> None:
+        """Gives the memory of the buffer back. A new iteration begins another."""
+        self._buffered.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _epoch(
+    source: SampleSource, state: SamplerState, buffered: LoaderBuffer, stats: Stats, limits: tuple[int | None, float]
+) -> Iterator[Any]:
+    """Yields the batches of an epoch: as they were read as long as they need nothing else, then the others."""
+    (ahead, timeout), indices, asked = limits, Indices(state), time.perf_counter()
+    position, most = indices.position, ahead or source.batches_ahead
+    planned = _begin_pass(source, state, buffered, indices, AheadSpec(most, 0), timeout)
+    try:
+        stats.waited("start" if planned is None else "plan", time.perf_counter() - asked)
+        sizes = (most, NBYTES_AHEAD if ahead is None else sys.maxsize)
+        batches: Iterator[Any] = indices if planned is None else planned
+        begun = deque[Left]()
+        if (found := _direct_source(source, planned, indices, state.batch_size or 0, sizes)) is not None:
+            try:
+                yield from _direct_batches(found, position, stats, timeout)
+            finally:
+                begun.extend(found.leave())
+            batches = found.indices
+        if planned is not None:
+            sizes = (planned.ahead, sys.maxsize)  # it has a size
+        start = source.start if planned is None else planned.start
+        yield from _batches(source, position, stats, begun, batches, start, sizes, timeout)
+        state.finish(position)
+        state.set_epoch(position.epoch + 1)
+        stats.epoch()
+    finally:
+        if planned is not None:
+            planned.leave()
+
+
+def _direct_source(
+    source: SampleSource, planned: BufferedPass | None, indices: Indices, samples: int, sizes: tuple[int, int]
+) -> RunBatches | ReaderBatches | None:
+    """Returns where batches come from that need nothing but to be read; None where they need more."""
+    if source.first.transform is not None or any(field is not None for field in leaves(source.first.fields)):
+        return None
+    assemble = assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
+    if assemble is None:
+        return None
+    if planned is None:
+        return of_reader(indices, source, assemble, samples, *sizes, None)
+    return of_run(planned, assemble, None)
+
+
+def _direct_batches(
+    found: RunBatches | ReaderBatches, position: EpochPosition, stats: Stats, timeout: float
+) -> Iterator[Any]:
+    """Yields batches as they come, until one needs more or fails; the long way goes on with that one."""
+    held, handed_out = (found.ahead + 1) * found.nbytes, 0.0  # the next is begun before one is handed out
+    stats.held(held)
+    try:
+        while True:
+            asked = time.perf_counter()
+            try:
+                came = found.take(0.0) or until(found.take, min(timeout or SAID_AFTER, SAID_AFTER))
+            except Exception:  # whatever it is, the long way meets it
+                return
+            if came is None:
+                return
+            parts, counts = came
+            busy = asked - handed_out if handed_out else 0.0
+            handed_out = time.perf_counter()
+            stats.noted.append((busy, handed_out - asked, 0.0, found.samples, found.nbytes, found.names, counts))
+            position.advance()
+            if found.ended:
+                stats.whole()
+            elif len(stats.noted) >= FOLDED:
+                stats.fold()
+            yield found.assemble(parts)
+            del parts, came  # or their memory would stay until the next is there
+    finally:
+        stats.held(-held)
+
+
+def _batches(
+    source: SampleSource,
+    position: EpochPosition,
+    stats: Stats,
+    begun: deque[Left],
+    batches: Iterator[Any],
+    start: Callable[[Any, int], tuple[PendingBatch, Any]],
+    sizes: tuple[int, int],
+    timeout: float,
+) -> Iterator[Any]:
+    """Yields batches that are converted, transformed or cut when they are there. `sizes` limits those on their way."""
+    (most, nbytes_ahead), drained, room, handed_out = sizes, False, 0, 0.0
+    held = sum(_nbytes(one) for one in begun)
+    stats.held(held)
+    try:
+        while True:
+            asked = time.perf_counter()
+            stats.busy(asked - handed_out if handed_out else 0.0)
+            while not drained and len(begun) <= min(most, room):
+                samples = next(batches, None)
+                if drained := samples is None:
+                    break
+                begun.append(start(samples, position.epoch))
+                nbytes = _nbytes(begun[-1])
+                stats.held(nbytes)
+                held += nbytes
+                room = max(0, nbytes_ahead // max(1, nbytes) - 1)
+            if not begun:
+                break
+            batch, seconds = _make(source, position, begun[0], timeout)
+            one = begun.popleft()
+            assert not isinstance(one, Exception), "it would have been raised"
+            pending, called = one
+            position.advance()
+            handed_out = time.perf_counter()
+            held -= pending.nbytes
+            stats.handed_out(len(called), pending.nbytes, pending.counts(), handed_out - asked, *seconds)
+            if drained and not begun:
+                stats.whole()
+            del one, pending, called  # or their memory would stay while the batch is used
+            yield batch
+            del batch
+    finally:
+        stats.held(-held)
+        begun.clear()
+
+
+def _nbytes(one: Left) -> int:
+    return 0 if isinstance(one, Exception) else one[0].nbytes
+
+
+def _begin_pass(
+    source: SampleSource,
+    state: SamplerState,
+    buffered: LoaderBuffer,
+    indices: Indices,
+    pace: AheadSpec,
+    timeout: float,
+) -> BufferedPass | None:
+    """Begins an epoch that is read by the loader's buffer; None where there is none. A replaced file is an error."""
+    position, planned = indices.position, None
+    replaced = look_at_files(source, source, buffered, timeout, gone=True)
+    try:
+        if replaced is None or buffered.has_mates(position.order):  # other ranks are told of it, too
+            room = buffered.room(source, state, position.order, partial(batch_needs, source, pace), replaced)
+            if room is not None:
+                planned = BufferedPass(buffered, room, source, indices, position, state, pace)
+                planned.draw()
+        if replaced is not None:
+            raise placed(replaced)
+        return planned
+    except BaseException:
+        if planned is not None:
+            planned.leave()
+        raise
+    finally:
+        del replaced  # or it and this frame, which is in its traceback, would keep each other alive
+
+
+def _make(source: SampleSource, position: EpochPosition, one: Left, timeout: float) -> tuple[Any, tuple[float, float]]:
+    """Waits for a batch, and transforms its samples. Returns it, and the seconds of its transform and collation."""
+    if isinstance(one, Exception):
+        try:
+            raise one
+        finally:
+            del one  # or it and this frame, which is in its traceback, would keep each other alive
+    pending, called = one
+    try:
+        arrived = pending.arrived(timeout or None)
+    except SolarError as error:
+        raise placed(error) from error.__cause__
+    except WaitTimeout as error:
+        number = position.before[0] + position.batches
+        text = f"batch {number} of {source.first} did not come in {timeout:g} s: {error}"
+        raise placed(ReadError(text)) from None
+    transform = source.first.transform
+    if transform is None:
+        return pending.converted(arrived, as_arrays), (0.0, 0.0)
+    began = time.perf_counter()
+    seed = operator.index(position.order.sampler.seed)
+    keys = [(seed, position.epoch, position.repeat, name) for name in called.tolist()]
+    samples = samples_of(pending.converted(arrived, field_array))
+    samples = transformed_by_key(transform, samples, keys, source.first.thread_safe)
+    transformed_at = time.perf_counter()
+    return stacked(samples), (transformed_at - began, time.perf_counter() - transformed_at)
+
+
+def as_arrays(values: Any) -> Any:
+    """Returns the values of a field as numpy has them: an array, a list of text, or the arrays of a ragged batch."""
+    return field_array(values) if isinstance(values, np.ndarray) else values.arrays()
+
+
+def field_array(values: Any) -> Any:
+    """Returns arrays of numbers, lists of all else, and batches of samples of unequal length as they are."""
+    if not isinstance(values, np.ndarray):
+        return values
+    if values.dtype == BFLOAT16:
+        try:
+            from ml_dtypes import bfloat16  # JAX has it, and numpy lacks it
+        except ImportError:
+            raise PlanError(
+                'a Field has dtype="bfloat16", which numpy lacks: install ml_dtypes (JAX has it), or give another dtype'
+            ) from None
+        return values.view(bfloat16)
+    return values if values.dtype.kind in TENSOR_KINDS else list(values)
+
+
+def stacked(samples: list[Any]) -> Any:
+    """Returns samples as one batch: numbers and arrays in an array, text in a list, dicts and tuples part by part."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {key: stacked([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(stacked(list(parts)) for parts in zip(*samples, strict=True))
+    if hasattr(first, "form") or hasattr(first, "columns"):
+        from solar.samples.ragged_batch import batch_of  # only where samples are of unequal length
+
+        return batch_of(samples).arrays()
+    if isinstance(first, str | bytes):
+        return samples
+    try:
+        return np.stack(samples)
+    except ValueError as error:
+        raise ValueError(
+            f"samples of the dataset's transform do not make one array ({error}): give it one that makes them "
+            "alike, or one that returns a dict of arrays that are"
+        ) from None
