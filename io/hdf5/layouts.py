@@ -22,7 +22,7 @@ from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, chunk_arrays, running
 from solar.io.hdf5.datatype import dtype_of, forms_of
 from solar.io.hdf5.groups import alike_rows, is_pattern
-from solar.io.hdf5.paths import Paths, files_of, hint, list_names, naming_writers, nearest
+from solar.io.hdf5.paths import Paths, files_of, hint, is_zarr, list_names, naming_writers, nearest
 from solar.io.hdf5.virtual import Made, check_group, join_stretches, left_to_libhdf5, parts_of_stretches, resolved
 from solar.values import Layout
 
@@ -107,6 +107,8 @@ def _open_collectively(
     these = peers()
     if these is None:
         return read()
+    if is_zarr(files_of(path)[0]):
+        raise LayoutError("collective_open=True: each rank opens Zarr stores for itself: leave collective_open= out")
     if names is not None and any("*" in name for name in names):
         raise LayoutError(
             "collective_open=True: names with stars are looked for by each rank: leave collective_open= out"
@@ -125,6 +127,15 @@ def describe_inspection(path: Paths, names: list[str] | None, samples: Samples) 
 
 
 def read_layouts(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
+    if is_zarr(files[0]):
+        from solar.io.hdf5 import zarr_stores  # only where there is a Zarr store
+
+        if samples != "rows":
+            raise LayoutError(f'{files[0]}: of a Zarr store samples are rows: leave samples="{samples}" out')
+        if names is not None:
+            layouts = zarr_stores.zarr_layouts(files, names)
+            check_counts(layouts)
+            return layouts
     if names is None:
         found = survey(files, samples=samples, cache=cache)
         for problem in found.problems:
@@ -149,6 +160,10 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
     """
+    if is_zarr(files[0]):
+        from solar.io.hdf5.zarr_stores import survey_stores  # only where there is a Zarr store
+
+        return Survey(survey_stores(files), [], {})
     with naming_writers(files):
         first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]
