@@ -147,7 +147,7 @@ class Layout:
     chunk_nbytes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     names: tuple[str, ...] = ()  # behind links, the dataset's name in each of `paths`; empty: `name`
-    asked: tuple[str, ...] = ()  # behind links to other files, the files that were asked for; empty: `paths`
+    asked: tuple[str, ...] = ()  # behind links to other files, the files asked for; folders of files; empty: `paths`
     # Of datasets whose rows are those of others, or chunks in files of their own: which of `paths` each is in itself,
     # and its first sample. Else empty.
     dataset_file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
@@ -171,7 +171,7 @@ class Layout:
             and len(self.chunk_index) in (0, chunks)
             and len(self.chunk_file) in (0, chunks)
             and len(self.names) in (0, len(self.paths))
-            and len(self.asked) in (0, len(self.names))
+            and len(self.asked) in (0, len(self.dataset_file) if len(self.chunk_file) else len(self.names))
             and len(self.dataset_first) == (len(self.dataset_file) + 1 if len(self.dataset_file) else 0)
         )
         if not fits:
@@ -190,11 +190,16 @@ class Layout:
     @property
     def title(self) -> str:
         """The dataset's name in messages, after the file's name; behind a link, also where the link starts."""
-        return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.asked else self.name
+        return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.names and self.asked else self.name
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that were asked for: those of `paths`, or those that lead to these by links or as their sources."""
+        """The files that were asked for: those of `paths`, or those that lead to these by links or as their sources.
+
+        Of chunks in files of their own: the folders with these.
+        """
+        if len(self.chunk_file):
+            return self.asked
         files = self.asked or self.paths
         return tuple(files[number] for number in self.dataset_file.tolist()) if len(self.dataset_file) else files
 
@@ -275,7 +280,7 @@ class Layout:
             self.reader,
             self.per_file,
         )
-        if self.asked:  # else its own name says which it is
+        if self.names and self.asked:  # else its own name says which it is
             facts += (self.names,)
         sha = hashlib.sha256(repr((facts, self.forms)).encode("utf-8", "surrogateescape"))
         of_files = (self.file_nbytes, self.file_mtime_ns, self.dataset_file, self.dataset_first)

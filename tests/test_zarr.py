@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from serve_kit import serving
 
 import solar
 from solar import Crops, DataLoader, Field, H5Dataset, Windows
@@ -227,6 +231,59 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
         assert int(data[0]) == 0
         with pytest.raises(CodecError, match="c/1"):
             data[99]
+
+
+def test_what_else_works(volume: tuple[str, Any], tmp_path: Path) -> None:
+    path, values = volume
+    assert np.array_equal(H5Dataset(path, "in/x", where=("/y", lambda y: y > 30))[0], values[31])
+    assert np.array_equal(H5Dataset(f"{path}/in", "x")[3], values[3])
+    assert np.array_equal(H5Dataset(f"{path[:-6]}*.zarr", "in/x")[3], values[3])
+    (tmp_path / "stage").mkdir()
+    for _ in range(2):
+        staged = H5Dataset(path, "in/x", stage=tmp_path / "stage", stage_size="64MiB")
+        assert np.array_equal(np.stack(list(staged)), values)
+    assert any((tmp_path / "stage").rglob("*"))
+    loader = DataLoader(H5Dataset(path, "in/x"), batch_size=9, num_workers=2)
+    assert np.array_equal(torch.cat(list(loader)).numpy(), values)
+    sliced = H5Dataset(path, Field("in/x", select=(slice(2, 7), slice(None))))
+    assert np.array_equal(sliced[11], values[11, 2:7])
+
+
+def test_a_service_reads_it(volume: tuple[str, Any], tmp_path: Path) -> None:
+    path, _ = volume
+    read = []
+    with serving(path, where=tmp_path) as service:
+        for options in ({}, {"service": str(service.path)}):
+            sampler = solar.PlanSampler(H5Dataset(path, "in/x"), seed=5)
+            loader = DataLoader(H5Dataset(path, "in/x"), batch_size=4, sampler=sampler, **options)
+            read.append(torch.cat([batch for _ in range(3) for batch in loader]))
+    assert "A service read" in str(loader.report())
+    assert torch.equal(*read)
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    group = zarr.open_group(str(tmp_path / "scan.zarr"), mode="w")
+    group.create_array("images", data=np.zeros((130, 4, 4), "f4"), chunks=(10, 4, 4))
+    group.create_array("labels", data=np.arange(130), chunks=(130,))
+    page = (Path(__file__).parent.parent / "docs" / "zarr.md").read_text()
+    (code,) = re.findall(r"<!-- runs -->\n\n```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "page.py").write_text(code + "\nassert x.shape[1:] == (4, 4) and len(x) == len(y)\n")
+    run = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
+def test_what_needs_hdf5_is_refused(volume: tuple[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = volume
+    with pytest.raises(LayoutError, match="cf=True reads no attributes of Zarr"):
+        H5Dataset(path, Field("in/x", cf=True))
+    with pytest.raises(LayoutError, match="copy it to a local disk"):
+        H5Dataset("s3://bucket/x.zarr", "x")
+    assert main(["bench", path, "y", "--batch-size", "4"]) == 1
+    assert "reads no Zarr" in capsys.readouterr().err
+    with h5py.File(f"{path}.h5", "w") as file:
+        file["y"] = np.arange(3)
+    with pytest.raises(LayoutError, match="a data set is of one kind"):
+        H5Dataset([path, f"{path}.h5"], "y")
 
 
 # --- what is refused ----

@@ -152,7 +152,8 @@ def _files_of_one(path: str) -> list[str]:
         if not os.path.lexists(path):
             raise ReadError(errno.ENOENT, f"no such file or directory{_meant(path)}", path)
         return [os.path.abspath(path)]
-    matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
+    matches = [match for match in glob.glob(path, recursive=True)]
+    matches = [match for match in matches if not os.path.isdir(match) or is_zarr_folder(match)]
     return sort_files(matches, f"{path}: no file matches this pattern")
 
 
@@ -171,6 +172,10 @@ def _meant(path: str) -> str:
 
 
 def _files_of_url(url: str) -> list[str]:
+    if url.rstrip("/").endswith((".zarr", ".zarr.zip")):
+        raise LayoutError(
+            f"{url}: Zarr stores are read from folders and zip files, not by URL: copy it to a local disk"
+        )
     several = url.endswith("/") or (glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http"))
     if not several:
         place_of(url)

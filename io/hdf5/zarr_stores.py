@@ -397,6 +397,7 @@ def _layout_of(stores: Sequence[Store], name: str) -> Layout:
         part_first=running(lengths),
         dataset_file=(begins[:-1] if several else begins[:0]).astype(np.int32),
         dataset_first=running(lengths) if several else np.empty(0, np.int64),
+        asked=tuple(store.path for store in stores) if several else (),
         **_chunk_arrays_of([_chunk_places(*one) for one in zip(arrays, cells, strict=True)], begins, several),
     )
 
