@@ -63,8 +63,8 @@ def inspect(
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
-    the bytes of their paths. Several files make one data set, one after another. Zarr stores are read, too: folders, and
-    zip files.
+    the bytes of their paths. Several files make one data set, one after another. Zarr stores, folders
+    and zip files, are read as HDF5 files are.
     `field`: a name, or names in a tuple, list or dict (also nested), which make up one sample together. The Layouts are
     returned in the same structure. A name with stars, "/mol/*/energy", means the rows of many groups, in order.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
