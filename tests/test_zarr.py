@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -414,6 +415,20 @@ def test_files_that_are_no_chunks_are_refused(spoil: Callable[[Path], None], sai
         H5Dataset(small, "/")
 
 
+def test_folders_of_chunks_that_are_links_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    zarr.create_array(str(path), data=np.ones((2,) * 20, "u1"), chunks=(1,) * 2 + (2,) * 18)
+    for number in (0, 1):
+        (path / "c" / "1" / str(number)).rename(path / "c" / f"moved{number}")
+        (path / "c" / "1" / str(number)).symlink_to(".")
+    with pytest.raises(LayoutError, match="in place of a folder"):
+        H5Dataset(path, "/")
+    (path / "c").rename(tmp_path / "c")
+    (path / "c").symlink_to(tmp_path / "c")
+    with pytest.raises(LayoutError, match="leads to"):
+        H5Dataset(path, "/")
+
+
 def test_what_is_no_chunk_is_left_alone(small: Path) -> None:
     for name in ("01", "4", "-1", "x", "²", "1" * 200):
         (small / "c" / name).write_bytes(b"?")
@@ -482,6 +497,46 @@ def test_shards_shorter_than_their_index_are_refused(tmp_path: Path) -> None:
     (path / "c" / "0").write_bytes(bytes(60))
     with pytest.raises(LayoutError, match="shorter than its index"):
         H5Dataset(path, "/")
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from(["", "x", "bytes", "2"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "id", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places_in(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in nested lists and objects."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, one in inside for place in [(*here, key), *places_in(one, (*here, key))]]
+
+
+@given(data=st.data(), version=st.sampled_from([2, 3]))
+def test_whatever_metadata_says_is_read_or_refused(
+    data: st.DataObject, version: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("odd") / "a.zarr"
+    codecs = {"shards": (10,), "compressors": (zarr.codecs.BloscCodec(), zarr.codecs.Crc32cCodec())}
+    given = codecs if version == 3 else {"compressors": numcodecs.Blosc()}
+    zarr.create_array(str(path), data=np.arange(20.0), chunks=(5,), zarr_format=version, **given)
+    file = path / ("zarr.json" if version == 3 else ".zarray")
+    node = json.loads(file.read_text())
+    *above, last = data.draw(st.sampled_from(places_in(node)))
+    inner = node
+    for key in above:
+        inner = inner[key]
+    inner[last] = data.draw(ODD)
+    file.write_text(json.dumps(node))
+    begin = time.monotonic()
+    try:
+        found = H5Dataset(path, "/")
+        [found[i] for i in range(min(100, len(found)))]
+    except SolarError:
+        pass
+    assert time.monotonic() - begin < 20
 
 
 def test_zip_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

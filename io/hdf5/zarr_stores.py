@@ -28,7 +28,7 @@ from solar.io.system.identity import ZARR_MARKS, is_zarr_folder
 from solar.values import Filter, Form, Layout
 
 # There may be millions of files, and making a Path takes as long as a stat of its file.
-# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH118
+# ruff: noqa: PTH112, PTH113, PTH116, PTH118
 
 MOST_METADATA = 16 << 20  # bytes of the metadata of one array or group
 MOST_NODES, DEEPEST = 100_000, 64  # arrays and groups that are listed, and groups within each other
@@ -146,20 +146,20 @@ class FolderStore:
                     if (place := place_of_key(entry.name, array, grid)) is not None:
                         yield place, entry
             return
-        folders: list[tuple[str, tuple[int, ...]]] = [(os.path.join(folder, array.prefix), ())]
+        first = os.path.join(folder, array.prefix)
+        self._check_inside(first)
+        folders: list[tuple[str, tuple[int, ...]]] = [(first, ())] if os.path.isdir(first) else []
         while folders:
             where, above = folders.pop()
-            if os.path.islink(where):
-                self._check_inside(where)
-            if not os.path.isdir(where):
-                continue
             with os.scandir(where) as entries:
                 for entry in entries:
                     if (number := _number_below(entry.name, grid[len(above)])) < 0:
                         continue
                     if len(above) + 1 == len(grid):
                         yield (*above, number), entry
-                    else:
+                    elif entry.is_symlink():  # such links could lead in circles
+                        raise LayoutError(f"{entry.path}: it is a link in place of a folder of chunks: copy that there")
+                    elif entry.is_dir():
                         folders.append((entry.path, (*above, number)))
 
 
