@@ -93,6 +93,9 @@ def varying_places(path: str, references: U8, itemsize: int) -> tuple[U64, U64, 
     """
 
 def filter_name(id: int) -> str: ...
+def zarr_filters() -> tuple[int, int]:
+    """Our numbers for gzip and crc32c, which no HDF5 file has."""
+
 def unsupported(filters: Filters, itemsize: int) -> str: ...
 def decode(filters: Filters, itemsize: int, nbytes: int, mask: int, stored: bytes) -> bytes: ...
 
@@ -123,6 +126,7 @@ class Source:
             int
         ] = ...,  # that chunks decode to whose last row is not whole; 0: as many as their shape has
         unit: str = "sample",  # what a row of it is, for messages
+        chunk_file: I32 | None = None,  # of each chunk; None or empty: the file of its part
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...

@@ -147,10 +147,13 @@ class Layout:
     chunk_nbytes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     names: tuple[str, ...] = ()  # behind links, the dataset's name in each of `paths`; empty: `name`
-    asked: tuple[str, ...] = ()  # behind links to other files, the files that were asked for; empty: `paths`
-    # Of datasets whose rows are those of others: which of `paths` each is in itself, and its first sample. Else empty.
+    asked: tuple[str, ...] = ()  # behind links to other files, the files asked for; folders of files; empty: `paths`
+    # Of datasets whose rows are those of others, or chunks in files of their own: which of `paths` each is in itself,
+    # and its first sample. Else empty.
     dataset_file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     dataset_first: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    # Where chunks of a part lie in files of their own, as those of Zarr do: which of `paths`. Else empty.
+    chunk_file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     groups: GroupNames | None = None  # whose datasets its parts are, or, where groups are samples, its samples
     # Not in the digest, for copies on other machines have others. Empty: not known.
     file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -166,8 +169,9 @@ class Layout:
             and len(self.part_first) == len(self.part_chunks) == parts + 1
             and self.part_chunks[-1] == chunks == len(self.chunk_nbytes) == len(self.chunk_mask)
             and len(self.chunk_index) in (0, chunks)
+            and len(self.chunk_file) in (0, chunks)
             and len(self.names) in (0, len(self.paths))
-            and len(self.asked) in (0, len(self.names))
+            and len(self.asked) in (0, len(self.dataset_file) if len(self.chunk_file) else len(self.names))
             and len(self.dataset_first) == (len(self.dataset_file) + 1 if len(self.dataset_file) else 0)
         )
         if not fits:
@@ -175,6 +179,7 @@ class Layout:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = {"dataset_file": np.empty(0, np.int32), "dataset_first": np.empty(0, np.int64)}  # which 0.1.0 had not
+        own["chunk_file"] = np.empty(0, np.int32)
         self.__dict__.update(own | state)
 
     def __repr__(self) -> str:
@@ -185,11 +190,16 @@ class Layout:
     @property
     def title(self) -> str:
         """The dataset's name in messages, after the file's name; behind a link, also where the link starts."""
-        return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.asked else self.name
+        return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.names and self.asked else self.name
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that were asked for: those of `paths`, or those that lead to these by links or as their sources."""
+        """The files that were asked for: those of `paths`, or those that lead to these by links or as their sources.
+
+        Of chunks in files of their own: the folders with these.
+        """
+        if len(self.chunk_file):
+            return self.asked
         files = self.asked or self.paths
         return tuple(files[number] for number in self.dataset_file.tolist()) if len(self.dataset_file) else files
 
@@ -200,8 +210,8 @@ class Layout:
 
     @property
     def spread(self) -> bool:
-        """Whether the dataset of a file lies in others: it is virtual, or is kept in raw files."""
-        return len(self.dataset_file) > 0
+        """Whether the rows of a dataset are those of others: it is virtual, or is kept in raw files."""
+        return len(self.dataset_file) > 0 and not len(self.chunk_file)
 
     def name_in(self, file: int) -> str:
         """The dataset's name in one of `paths`."""
@@ -243,6 +253,13 @@ class Layout:
         """The bytes that the known chunks take in their files."""
         return int(self.chunk_nbytes.sum())
 
+    def files_of_chunks(self, chunks: slice | NDArray[np.int64]) -> NDArray[np.int32]:
+        """Which of `paths` holds each of these chunks."""
+        if len(self.chunk_file):
+            return self.chunk_file[chunks]
+        entries = np.arange(len(self.chunk_offset))[chunks]
+        return self.part_file[np.searchsorted(self.part_chunks, entries, side="right") - 1]
+
     @property
     def swap(self) -> int:
         """How many bytes to reverse at a time for this machine's order; 0: none, or the values are not numbers."""
@@ -263,12 +280,12 @@ class Layout:
             self.reader,
             self.per_file,
         )
-        if self.asked:  # else its own name says which it is
+        if self.names and self.asked:  # else its own name says which it is
             facts += (self.names,)
         sha = hashlib.sha256(repr((facts, self.forms)).encode("utf-8", "surrogateescape"))
         of_files = (self.file_nbytes, self.file_mtime_ns, self.dataset_file, self.dataset_first)
         of_parts = (self.part_file, self.part_form, self.part_first, self.part_chunks)
-        of_chunks = (self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask)
+        of_chunks = (self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask, self.chunk_file)
         for array in of_files + of_parts + of_chunks:
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()

@@ -415,4 +415,6 @@ def reason_of(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
         return why
     if dtype.itemsize != dataset["itemsize"]:
         return f"an element has {dataset['itemsize']} bytes in the file and {dtype.itemsize} in memory"
+    if other := next((one for one, *_ in dataset["filters"] if one in _native.zarr_filters()), 0):
+        return f"filter {other} has no native decoder"  # it is Zarr's here, and unknown to HDF5
     return _native.unsupported(dataset["filters"], dataset["itemsize"])

@@ -24,7 +24,7 @@ from solar.errors import LayoutError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import SETTLED_NS, Folder, default_folder, keep, kept_file, quietly, running
 from solar.io.hdf5.datatype import dtype_of, reason_of
-from solar.io.hdf5.paths import Paths, files_of, naming_writers
+from solar.io.hdf5.paths import Paths, files_of, is_zarr, naming_writers
 from solar.values import Filter, Form, Layout
 from solar.values import GroupNames as GroupNames
 
@@ -395,7 +395,7 @@ def split_pattern(name: str) -> tuple[str, str]:
 
 def is_pattern(file: str, name: Any) -> bool:
     """Returns whether a name means datasets of many groups: it has a star, and is not that of a dataset itself."""
-    if not isinstance(name, str) or "*" not in name:
+    if not isinstance(name, str) or "*" not in name or is_zarr(file):
         return False
     try:
         _native.read_metadata(file, name)

@@ -22,7 +22,7 @@ from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, chunk_arrays, running
 from solar.io.hdf5.datatype import dtype_of, forms_of
 from solar.io.hdf5.groups import alike_rows, is_pattern
-from solar.io.hdf5.paths import Paths, files_of, hint, list_names, naming_writers, nearest
+from solar.io.hdf5.paths import Paths, files_of, hint, is_zarr, list_names, naming_writers, nearest
 from solar.io.hdf5.virtual import Made, check_group, join_stretches, left_to_libhdf5, parts_of_stretches, resolved
 from solar.values import Layout
 
@@ -38,7 +38,8 @@ Samples = Literal["rows", "files"]
 def check_whole(files: list[str]) -> None:
     """LayoutError where one of them is no HDF5 file, or is cut off. Of each no more than its first bytes is read."""
     for file in files:
-        check_group(file, "/")
+        if not is_zarr(file):
+            check_group(file, "/")
 
 
 @overload
@@ -62,7 +63,8 @@ def inspect(
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
-    the bytes of their paths. Several files make one data set, one after another.
+    the bytes of their paths. Several files make one data set, one after another. Zarr stores, folders
+    and zip files, are read as HDF5 files are.
     `field`: a name, or names in a tuple, list or dict (also nested), which make up one sample together. The Layouts are
     returned in the same structure. A name with stars, "/mol/*/energy", means the rows of many groups, in order.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
@@ -107,6 +109,8 @@ def _open_collectively(
     these = peers()
     if these is None:
         return read()
+    if is_zarr(files_of(path)[0]):
+        raise LayoutError("collective_open=True: each rank opens Zarr stores for itself: leave collective_open= out")
     if names is not None and any("*" in name for name in names):
         raise LayoutError(
             "collective_open=True: names with stars are looked for by each rank: leave collective_open= out"
@@ -125,6 +129,15 @@ def describe_inspection(path: Paths, names: list[str] | None, samples: Samples) 
 
 
 def read_layouts(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
+    if is_zarr(files[0]):
+        from solar.io.hdf5 import zarr_stores  # only where there is a Zarr store
+
+        if samples != "rows":
+            raise LayoutError(f'{files[0]}: of a Zarr store samples are rows: leave samples="{samples}" out')
+        if names is not None:
+            layouts = zarr_stores.zarr_layouts(files, names)
+            check_counts(layouts)
+            return layouts
     if names is None:
         found = survey(files, samples=samples, cache=cache)
         for problem in found.problems:
@@ -149,6 +162,10 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
     """
+    if is_zarr(files[0]):
+        from solar.io.hdf5.zarr_stores import survey_stores  # only where there is a Zarr store
+
+        return Survey(survey_stores(files), [], {})
     with naming_writers(files):
         first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]

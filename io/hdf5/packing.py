@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io.hdf5 import datatype
+from solar.io.hdf5.paths import is_zarr
 from solar.values import Layout
 
 log = logging.getLogger("solar")
@@ -95,6 +96,8 @@ class Packings:
 
 def packings_of(layout: Layout) -> Packings:
     """The packings of the rows of a Layout, by the attributes in its files. LayoutError if they make no sense."""
+    if is_zarr(layout.files[0]):
+        raise LayoutError(f"{layout.files[0]}: {layout.name}: cf=True reads no attributes of Zarr: leave it out")
     stored = layout.dtype.newbyteorder("=")
     # The sources of a virtual dataset have attributes, too, but its own count.
     files = (layout.dataset_file if len(layout.dataset_file) else layout.part_file).tolist()

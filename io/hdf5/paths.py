@@ -22,7 +22,7 @@ from itertools import islice
 from solar.errors import LayoutError, ReadError
 from solar.io.remote.fetch import ready
 from solar.io.remote.location import listed, place_of
-from solar.io.system.identity import refuse_zarr
+from solar.io.system.identity import is_zarr_folder
 from solar.values import UNVERSIONED, is_url
 
 SUGGESTIONS = 3  # suggestions at most
@@ -130,6 +130,11 @@ def files_of(path: Paths) -> list[str]:
     return files
 
 
+def is_zarr(file: str) -> bool:
+    """Whether what `files_of` gives is a Zarr store: a folder, or a zip file."""
+    return not is_url(file) and (file.endswith(".zip") or os.path.isdir(file))
+
+
 def _files_of_one(path: str) -> list[str]:
     if not isinstance(path, str):
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
@@ -140,14 +145,15 @@ def _files_of_one(path: str) -> list[str]:
             names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
         except OSError as error:  # it may not be read, or is gone since
             raise ReadError(error.errno, error.strerror, path) from None
-        if not names:
-            refuse_zarr(path)
+        if not names and is_zarr_folder(path):
+            return [os.path.abspath(path)]
         return sort_files([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")
     if os.path.exists(path) or not glob.has_magic(path):
         if not os.path.lexists(path):
             raise ReadError(errno.ENOENT, f"no such file or directory{_meant(path)}", path)
         return [os.path.abspath(path)]
-    matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
+    matches = [match for match in glob.glob(path, recursive=True)]
+    matches = [match for match in matches if not os.path.isdir(match) or is_zarr_folder(match)]
     return sort_files(matches, f"{path}: no file matches this pattern")
 
 
@@ -166,6 +172,10 @@ def _meant(path: str) -> str:
 
 
 def _files_of_url(url: str) -> list[str]:
+    if url.rstrip("/").endswith((".zarr", ".zarr.zip")):
+        raise LayoutError(
+            f"{url}: Zarr stores are read from folders and zip files, not by URL: copy it to a local disk"
+        )
     several = url.endswith("/") or (glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http"))
     if not several:
         place_of(url)

@@ -223,6 +223,7 @@ def source_of(
         layout.file_ctime_ns,
         [form.nbytes for form in layout.forms],
         unit,
+        layout.chunk_file,
     )
     return source if tier is None else staged(source, layout, tier)
 
@@ -257,13 +258,17 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
     form = layout.forms[layout.part_form[part]]
     length = int(layout.part_first[part + 1] - layout.part_first[part])
     chunk = (1, *form.chunk) if form.chunk[0] else (0, length, *form.chunk[1:])
-    file = int(layout.part_file[part])
     entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
+    files = layout.part_file[part : part + 1]
+    of_chunks = layout.chunk_file[entries]
+    if len(of_chunks):
+        files, places = np.unique(of_chunks, return_inverse=True)
+        of_chunks = places.astype(np.int32)
     return _native.Source(
         dataset_in_messages(layout),
-        [layout.paths[file]],
-        layout.file_nbytes[file : file + 1],
-        layout.file_mtime_ns[file : file + 1],
+        [layout.paths[file] for file in files.tolist()],
+        layout.file_nbytes[files],
+        layout.file_mtime_ns[files],
         layout.dtype.itemsize,
         0,
         [length, *layout.sample_shape],
@@ -276,6 +281,7 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
         layout.chunk_offset[entries],
         layout.chunk_nbytes[entries],
         layout.chunk_mask[entries],
-        file_inode=layout.file_inode[file : file + 1],
-        file_ctime_ns=layout.file_ctime_ns[file : file + 1],
+        file_inode=layout.file_inode[files] if len(layout.file_inode) else None,
+        file_ctime_ns=layout.file_ctime_ns[files] if len(layout.file_ctime_ns) else None,
+        chunk_file=of_chunks,
     )

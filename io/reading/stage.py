@@ -362,7 +362,7 @@ def _runs_of_files(layout: Layout) -> Callable[[int], Runs]:
     """Gives, of a file's number, the runs of blocks that hold the chunks of a Layout, in their order."""
     if len(layout.paths) == 1:
         return lambda _: merge_runs(layout.chunk_offset, layout.chunk_nbytes)
-    file = np.repeat(layout.part_file, np.diff(layout.part_chunks))
+    file = layout.files_of_chunks(slice(None))
     order = np.argsort(file, kind="stable")
     begins = np.searchsorted(file[order], np.arange(len(layout.paths) + 1))
 

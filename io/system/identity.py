@@ -4,9 +4,10 @@ If a file was replaced, the bytes at a Layout's places belong to other data, and
 What counts as the same file: native/include/solar/file.hpp.
 """
 
-# ruff: noqa: PTH110, PTH118
+# ruff: noqa: PTH118
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ from solar.errors import LayoutError
 from solar.io.remote.fetch import ready
 from solar.values import Layout
 
+ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")  # files with the metadata of an array or a group
 STAT_THREADS = 16  # threads that stat thousands of files, perhaps across a network
 Facts = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]
 
@@ -66,8 +68,26 @@ def paths_and_facts(layout: Layout, rows: NDArray[np.int64] | None) -> tuple[lis
     if rows is None or len(layout.paths) == 1:
         return list(layout.paths), known_identities(layout)
     parts = np.searchsorted(layout.part_first, rows, side="right") - 1
-    files = np.unique(layout.part_file[parts])
+    files = np.unique(layout.part_file[parts] if not len(layout.chunk_file) else _files_of_chunks(layout, rows, parts))
     return [layout.paths[file] for file in files], known_identities(layout, files)
+
+
+def _files_of_chunks(layout: Layout, rows: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The files of the chunks of these rows of these parts, where each chunk lies in a file of its own."""
+    chunk_rows = np.array([form.chunk[0] for form in layout.forms], np.int64)[layout.part_form[parts]]
+    lines = np.unique(np.stack((parts, (rows - layout.part_first[parts]) // chunk_rows)), axis=1).T.tolist()
+    found = []
+    for part, line in lines:
+        form = layout.forms[layout.part_form[part]]
+        across = math.prod(-(-n // c) for n, c in zip(layout.sample_shape, form.chunk[1:], strict=True))
+        begin, end = layout.part_chunks[part : part + 2].tolist()
+        if len(layout.chunk_index):
+            wanted = np.array([line * across, (line + 1) * across], np.uint64)
+            first, last = (np.searchsorted(layout.chunk_index[begin:end], wanted) + begin).tolist()
+        else:
+            first, last = (min(begin + number * across, end) for number in (line, line + 1))
+        found.append(layout.chunk_file[first:last])
+    return np.concatenate(found) if found else np.empty(0, np.int32)
 
 
 def known_identities(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
@@ -85,7 +105,12 @@ def known_identities(layout: Layout, files: NDArray[np.integer] | None = None) -
     return nbytes[files], mtime_ns[files], inode[files], ctime_ns[files]
 
 
+def is_zarr_folder(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a folder is a Zarr store, rather than a folder of HDF5 files."""
+    return any(os.path.lexists(os.path.join(path, mark)) for mark in ZARR_MARKS)
+
+
 def refuse_zarr(path: str | os.PathLike[str]) -> None:
-    """Raises if a folder is a Zarr store, rather than a folder of HDF5 files."""
-    if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
+    """Raises if a folder is a Zarr store, which h5py does not open."""
+    if is_zarr_folder(path):
         raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")

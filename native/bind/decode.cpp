@@ -1,6 +1,7 @@
 // Binds the filter pipeline for one chunk at a time: what `solar.inspect` and the tests ask.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -39,6 +40,7 @@ nb::bytes decode(const Filters& filters, std::size_t itemsize, std::size_t nbyte
 void bind_decode(nb::module_& module) {
   using namespace nb::literals;
   module.def("filter_name", &solar::Pipeline::name_of, "id"_a);
+  module.def("zarr_filters", [] { return std::pair(solar::gzip_filter, solar::crc32c_filter); });
   module.def("unsupported", &unsupported, "filters"_a, "itemsize"_a);
   module.def("decode", &decode, "filters"_a, "itemsize"_a, "nbytes"_a, "mask"_a, "stored"_a);
 }

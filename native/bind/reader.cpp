@@ -95,7 +95,7 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
                  Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped,
                  const std::optional<Array<std::uint64_t>>& file_inode,
                  const std::optional<Array<std::int64_t>>& file_ctime_ns, const std::vector<std::uint64_t>& form_nbytes,
-                 std::string unit) {
+                 std::string unit, const std::optional<Array<std::int32_t>>& chunk_file) {
   if (!form_nbytes.empty() && form_nbytes.size() != forms.size()) throw nb::value_error("a size for each form, or none");
   auto source = std::make_shared<solar::Source>();
   source->name = name_of(name);
@@ -118,11 +118,15 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
   source->chunk_offset = view(chunk_offset);
   source->chunk_nbytes = view(chunk_nbytes);
   source->chunk_mask = view(chunk_mask);
+  const Array<std::int32_t> of_chunks = chunk_file.value_or(Array<std::int32_t>());
+  source->chunk_file = view(of_chunks);
   using Held = std::tuple<Array<std::int32_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
-                          Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint32_t>>;
+                          Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint32_t>,
+                          Array<std::int32_t>>;
   // The last owner may be a wait() without the GIL, or outlive the interpreter.
   source->keep = std::shared_ptr<const Held>(
-      new Held(part_file, part_form, part_first, part_chunks, chunk_index, chunk_offset, chunk_nbytes, chunk_mask),
+      new Held(part_file, part_form, part_first, part_chunks, chunk_index, chunk_offset, chunk_nbytes, chunk_mask,
+               of_chunks),
       [](const Held* held) {
         if (!nb::is_alive()) return;
         nb::gil_scoped_acquire gil;
@@ -340,7 +344,8 @@ void bind_reader(nb::module_& module) {
            "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
            "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none(),
-           "form_nbytes"_a = std::vector<std::uint64_t>(), "unit"_a = "sample")
+           "form_nbytes"_a = std::vector<std::uint64_t>(), "unit"_a = "sample",
+           "chunk_file"_a.noconvert() = nb::none())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundReader>(module, "Reader")
       .def(

@@ -55,6 +55,8 @@ constexpr Name names[] = {{deflate, "deflate"},
              {32024, "sz3"},
              {blosc2, "blosc2"},
              {32028, "sperr"},
+             {gzip_filter, "gzip"},
+             {crc32c_filter, "crc32c"},
              {kept_filter, "solar, as stored"},
              {cast_filter, "solar, as float32"}};
 
@@ -113,6 +115,8 @@ std::string problem(const Filter& filter) {
     case lz4:
     case zstd:
     case codec_filter:
+    case gzip_filter:
+    case crc32c_filter:
       return {};
     default:
       return no_decoder;
@@ -120,14 +124,16 @@ std::string problem(const Filter& filter) {
 }
 
 // Filters that leave the bytes as they are, or only shorten them: undone without a copy.
-bool is_view(const Filter& filter) { return filter.id == fletcher || (filter.id == shuffle && value(filter, 0) <= 1); }
+bool is_view(const Filter& filter) {
+  return filter.id == fletcher || filter.id == crc32c_filter || (filter.id == shuffle && value(filter, 0) <= 1);
+}
 
 // An upper bound of the bytes before `active[0]` and its followers were applied, given that after undoing all of them
 // there are `nbytes`. Exact for filters of fixed size; what a compressor made of a chunk is at most twice the chunk.
 std::size_t bound(std::span<const Filter* const> before, std::size_t nbytes) {
   std::size_t bytes = nbytes;
   for (const Filter* filter : before) {
-    if (filter->id == fletcher) bytes += 4;
+    if (filter->id == fletcher || filter->id == crc32c_filter) bytes += 4;
     else if (filter->id != shuffle) return 2 * nbytes + 65536;
   }
   return bytes;
@@ -137,6 +143,8 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
   switch (filter.id) {
     case deflate:
       return inflate_zlib(in, out);
+    case gzip_filter:
+      return inflate_gzip(in, out);
     case shuffle:
       if (in.size() > out.size()) throw Error(Kind::codec, "more than expected");
       unshuffle(in, out, value(filter, 0));
@@ -214,6 +222,7 @@ void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratc
     const Filter& filter = *active[--left];
     if (is_view(filter)) {
       if (filter.id == fletcher) bytes = named(filter, [&] { return check_fletcher32(bytes); });
+      if (filter.id == crc32c_filter) bytes = named(filter, [&] { return check_crc32c(bytes); });
       continue;
     }
     const MutableBytes room = left == 0 ? out : at_least(*free, bound(std::span(active).first(left), nbytes_));

@@ -25,7 +25,8 @@ void check_arrays(const Source& s) {
     refuse(s, "the arrays of parts differ in length");
   }
   if (s.chunk_nbytes.size() != chunks || s.chunk_mask.size() != chunks ||
-      (!s.chunk_index.empty() && s.chunk_index.size() != chunks)) {
+      (!s.chunk_index.empty() && s.chunk_index.size() != chunks) ||
+      (!s.chunk_file.empty() && s.chunk_file.size() != chunks)) {
     refuse(s, "the arrays of chunks differ in length");
   }
   check_steps(s, s.part_first, "the rows of the parts");
@@ -63,16 +64,20 @@ struct Checked {
 
 std::string where(const Source& s, std::size_t part, std::size_t chunk) {
   return "chunk " + std::to_string(chunk - static_cast<std::size_t>(s.part_chunks[part])) + " of " +
-         s.files[static_cast<std::size_t>(s.part_file[part])].path;
+         s.files[s.file_of(part, chunk)].path;
 }
 
 void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, std::uint64_t grid_chunks,
                   std::uint64_t raw) {
   const auto begin = static_cast<std::size_t>(s.part_chunks[part]);
   const auto end = static_cast<std::size_t>(s.part_chunks[part + 1]);
-  const std::uint64_t size = s.files[static_cast<std::size_t>(s.part_file[part])].was.nbytes;
+  for (std::size_t k = begin; !s.chunk_file.empty() && k < end; ++k)
+    if (s.file_of(part, k) >= s.files.size()) refuse(s, "a chunk names a file that is not there");
+  const bool one_file = s.chunk_file.empty();
+  const std::uint64_t size_of_part = s.files[static_cast<std::size_t>(s.part_file[part])].was.nbytes;
+  const auto size_at = [&](std::size_t k) { return one_file ? size_of_part : s.files[s.file_of(part, k)].was.nbytes; };
   const auto bad = [&](std::size_t k) {
-    const std::uint64_t nbytes = s.chunk_nbytes[k];
+    const std::uint64_t nbytes = s.chunk_nbytes[k], size = size_at(k);
     const bool stored_raw = (s.chunk_mask[k] & all_masked) == all_masked;
     return static_cast<unsigned>(nbytes > size) | static_cast<unsigned>(s.chunk_offset[k] > size - nbytes) |
            (static_cast<unsigned>(stored_raw) & static_cast<unsigned>(nbytes < raw));
@@ -83,7 +88,7 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
   for (std::size_t k = begin; any != 0 && k < end; ++k) {
     if (bad(k) == 0) continue;
     refuse(s, where(s, part, k) + " (" + std::to_string(s.chunk_nbytes[k]) + " bytes at " +
-                  std::to_string(s.chunk_offset[k]) + ") leaves its file of " + std::to_string(size) +
+                  std::to_string(s.chunk_offset[k]) + ") leaves its file of " + std::to_string(size_at(k)) +
                   " bytes or is shorter than its " + std::to_string(raw) + " bytes of data");
   }
   if (s.chunk_index.empty()) {

@@ -19,6 +19,7 @@ from solar.cli.plan import fields_asked
 from solar.cli.progress_bar import Become, doing, ended_in_order
 from solar.errors import PlanError, ReadError
 from solar.io.channels.progress import Phase
+from solar.io.hdf5.paths import is_zarr
 from solar.io.system import memory as machine
 from solar.io.system.memory import read_once
 from solar.io.system.quantities import count, duration, rate, rounded, size
@@ -78,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     asked = reader_of_arguments(arguments)
+    if zarr := next((one.files[0] for one in asked.layouts.values() if is_zarr(one.files[0])), ""):
+        raise PlanError(f"{zarr}: this compares with h5py, which reads no Zarr: see `solar rehearse`")
     holding = [*dict.fromkeys(path for one in asked.layouts.values() for path in one.paths)]
     far = any(one.far for one in asked.layouts.values())
     cached = not far and sum(map(os.path.getsize, holding)) <= min(LARGEST_READ, machine.free_nbytes() // 2)

@@ -26,7 +26,7 @@ def how_stored(layout: Layout) -> str:
     """One line; empty where nothing of it can be read."""
     if layout.reader == "none":
         return ""
-    if len(layout.dataset_file):
+    if layout.spread:
         return f"{layout.storage}: {_from_others(layout)}"
     if len(layout.forms) > 1:
         return f"{len(layout.forms):,} layouts: {'; '.join(_number(layout))}"

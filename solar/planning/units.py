@@ -134,7 +134,7 @@ def of_layout(layout: Layout) -> Units:
     known = layout.reader != "direct" or len(layout.chunk_offset) == 1  # else nothing was written
     if len(layout.part_file) == 0 or (len(layout.part_file) == 1 and one_array and known):
         return uniform(layout.samples, layout.sample_nbytes)  # no list of samples is needed
-    bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))[layout.part_file]
+    bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))
     alone = np.array([_row_by_row(form, layout.sample_shape) for form in layout.forms])[layout.part_form]
     runs = np.flatnonzero(np.diff(alone, prepend=not alone[0], append=not alone[-1])).tolist()
     alike = [
@@ -265,7 +265,8 @@ def _chunks_of(layout: Layout, parts: range, bases: Places) -> PartChunks:
     index = layout.chunk_index[begin:end].astype(np.int64) if len(layout.chunk_index) else of_part
     there = samples[part] > 0
     line = first[part] + index // np.array(across, np.int64)[form][part]
-    offset = layout.chunk_offset[begin:end].astype(np.int64) + bases[parts.start : parts.stop][part]
+    file = layout.chunk_file[begin:end] if len(layout.chunk_file) else layout.part_file[parts.start : parts.stop][part]
+    offset = layout.chunk_offset[begin:end].astype(np.int64) + bases[file]
     nbytes = layout.chunk_nbytes[begin:end].astype(np.int64)
     return PartChunks(samples, chunks, rows, first, line[there], offset[there], nbytes[there])
 
@@ -287,7 +288,7 @@ def row_units(layout: Layout, parts: range, bases: Places) -> UnitChunks:
     at = np.full(first[-1], -1)
     if layout.reader != "direct":
         known = (chunks == 0) & (samples > 0)
-        at[first[:-1][known]] = bases[parts.start : parts.stop][known]  # where libhdf5 finds it
+        at[first[:-1][known]] = bases[layout.part_file[parts.start : parts.stop][known]]  # where libhdf5 finds it
     at[line] = offset
     row, part = number_in_groups(samples), np.repeat(np.arange(len(parts)), samples)
     at = at[first[part] + row // rows[part]]

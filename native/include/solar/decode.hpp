@@ -11,6 +11,7 @@ namespace solar {
 
 // Entropy and dictionary coders.
 std::size_t inflate_zlib(Bytes in, MutableBytes out);   // RFC 1950, adler32 verified
+std::size_t inflate_gzip(Bytes in, MutableBytes out);   // RFC 1952, one or more members, crc32 and size verified
 std::size_t decode_zstd(Bytes in, MutableBytes out);    // RFC 8878, one or more frames, checksum verified
 std::size_t decode_lz4_block(Bytes in, MutableBytes out);
 std::size_t decode_lzf(Bytes in, MutableBytes out);

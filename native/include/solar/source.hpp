@@ -1,8 +1,8 @@
 // A Source says where the rows of one field lie. It is the native form of a Layout that is read directly.
 //
 // A Source does not change, and any thread may use it. It does not own its large arrays: `keep` owns them (numpy
-// arrays, or a mapped cache). A part is one dataset of one file. Its data are a grid of chunks; contiguous data are a
-// grid of one chunk without filters.
+// arrays, or a mapped cache). A part is one dataset of one file, or a line of a Zarr array, whose chunks may lie in a
+// file each. Its data are a grid of chunks; contiguous data are a grid of one chunk without filters.
 #pragma once
 
 #include <cstdint>
@@ -63,9 +63,14 @@ struct Source {
   std::span<const std::uint64_t> chunk_offset;
   std::span<const std::uint64_t> chunk_nbytes;
   std::span<const std::uint32_t> chunk_mask;
+  std::span<const std::int32_t> chunk_file;  // empty: each chunk lies in the file of its part
   std::shared_ptr<const void> keep;
 
   std::uint64_t row_nbytes() const;
+  // The number of the file that holds this chunk of this part.
+  std::size_t file_of(std::size_t part, std::size_t chunk) const {
+    return static_cast<std::size_t>(chunk_file.empty() ? part_file[part] : chunk_file[chunk]);
+  }
   // Allows its files to be mapped into memory. Called by the thread that makes the Source. REQUIRES: `files` is set.
   void map();
   // Throws Error(layout) unless all arrays fit each other and all data lie within their files. Called once, by the

@@ -5,6 +5,7 @@
 #include "checksum.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "solar/decode.hpp"
 
@@ -74,6 +75,35 @@ std::uint64_t fold(std::uint64_t sum) {
   return sum;
 }
 
+// Slicing by 8: table k gives what a byte does to the sum when k bytes follow it.
+using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+constexpr CrcTables crc_tables(std::uint32_t polynomial) {
+  CrcTables tables{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t sum = i;
+    for (int bit = 0; bit < 8; ++bit) sum = sum >> 1 ^ ((sum & 1) != 0 ? polynomial : 0);
+    tables[0][i] = sum;
+  }
+  for (std::size_t k = 1; k < 8; ++k)
+    for (std::size_t i = 0; i < 256; ++i) tables[k][i] = tables[k - 1][i] >> 8 ^ tables[0][tables[k - 1][i] & 255];
+  return tables;
+}
+
+std::uint32_t sum_by_tables(Bytes in, const CrcTables& tables) {
+  std::uint32_t sum = 0xffffffff;
+  for (; in.size() >= 8; in = in.subspan(8)) {
+    const std::uint32_t low = load_le<std::uint32_t>(in.data()) ^ sum;
+    const std::uint32_t high = load_le<std::uint32_t>(in.data() + 4);
+    sum = 0;
+    for (unsigned k = 0; k < 4; ++k) {
+      sum ^= tables[7 - k][low >> 8 * k & 255] ^ tables[3 - k][high >> 8 * k & 255];
+    }
+  }
+  for (const std::byte b : in) sum = sum >> 8 ^ tables[0][(sum ^ std::to_integer<std::uint32_t>(b)) & 255];
+  return ~sum;
+}
+
 constexpr std::size_t fletcher_block = 720;  // bytes, 360 words: 360 * 361 / 2 * 65535 fits 32 bits
 
 }  // namespace
@@ -88,6 +118,24 @@ std::uint32_t adler32(std::uint32_t sum, Bytes in) {
     in = in.subspan(block.size());
   }
   return s.second << 16 | s.first;
+}
+
+std::uint32_t crc32(Bytes in) {
+  static constexpr CrcTables tables = crc_tables(0xEDB88320);
+  return sum_by_tables(in, tables);
+}
+
+std::uint32_t crc32c(Bytes in) {
+  static constexpr CrcTables tables = crc_tables(0x82F63B78);
+  return sum_by_tables(in, tables);
+}
+
+Bytes check_crc32c(Bytes in) {
+  if (in.size() < 4) throw Error(Kind::codec, "the checksum is cut short");
+  const Bytes before = in.first(in.size() - 4);
+  if (load_le<std::uint32_t>(in.data() + before.size()) != crc32c(before))
+    throw Error(Kind::codec, "the checksum is wrong");
+  return before;
 }
 
 std::uint32_t fletcher32(Bytes in) {

@@ -1,4 +1,4 @@
-// Deflate (RFC 1951) in its zlib wrapper (RFC 1950).
+// Deflate (RFC 1951) in its wrappers: zlib's (RFC 1950) and gzip's (RFC 1952).
 //
 // Two loops decode a block: one while there is so much room on both sides that nothing needs checking between refills,
 // and a careful one for the ends. Bits are kept in a 64-bit word, the next bit lowest.
@@ -38,10 +38,11 @@ struct State {
   unsigned nbits = 0;
   const std::byte* summed = out_begin;  // up to here
   std::uint32_t sum = 1;                // Adler-32
+  bool sums = true;                     // whether it is wanted
 
   bool roomy() const { return in_end - in >= fast_input && out_end - out >= fast_output; }
   void sum_up() {
-    sum = adler32(sum, Bytes(summed, out));
+    if (sums) sum = adler32(sum, Bytes(summed, out));
     summed = out;
   }
 
@@ -276,11 +277,7 @@ void check_header(Bytes in) {
   if (flags & 32) damaged("the stream needs a dictionary");
 }
 
-}  // namespace
-
-std::size_t inflate_zlib(Bytes in, MutableBytes out) {
-  check_header(in);
-  State s{in.data() + 2, in.data() + in.size(), out.data(), out.data(), out.data() + out.size()};
+void inflate_blocks(State& s) {
   Codes codes;
   for (bool last = false; !last;) {
     last = s.take(1);
@@ -293,9 +290,55 @@ std::size_t inflate_zlib(Bytes in, MutableBytes out) {
     s.sum_up();
   }
   s.align();
+}
+
+// What lies behind the header of a member of gzip: its fields of any length are passed over.
+Bytes behind_gzip_header(Bytes in) {
+  constexpr unsigned has_sum = 2, has_extra = 4, has_name = 8, has_comment = 16, reserved = 224;
+  if (in.size() < 18) damaged("the stream is cut short");
+  if (in[0] != std::byte{0x1f} || in[1] != std::byte{0x8b} || in[2] != std::byte{8}) damaged("not a gzip stream");
+  const unsigned flags = std::to_integer<unsigned>(in[3]);
+  if (flags & reserved) damaged("the stream has an unknown flag");
+  std::size_t at = 10;
+  if (flags & has_extra) at += 2 + load_le<std::uint16_t>(in.data() + at);
+  for (const unsigned text : {has_name, has_comment}) {
+    if ((flags & text) == 0) continue;
+    while (at < in.size() && in[at] != std::byte{0}) ++at;
+    ++at;
+  }
+  if (flags & has_sum) at += 2;
+  if (at > in.size()) damaged("the stream is cut short");
+  return in.subspan(at);
+}
+
+}  // namespace
+
+std::size_t inflate_zlib(Bytes in, MutableBytes out) {
+  check_header(in);
+  State s{in.data() + 2, in.data() + in.size(), out.data(), out.data(), out.data() + out.size()};
+  inflate_blocks(s);
   if (s.in_end - s.in < 4) damaged("the stream is cut short");
   if (load_be32(s.in) != s.sum) damaged("the Adler-32 checksum is wrong");
   return static_cast<std::size_t>(s.out - s.out_begin);
+}
+
+std::size_t inflate_gzip(Bytes in, MutableBytes out) {
+  std::size_t written = 0;
+  do {  // a member
+    in = behind_gzip_header(in);
+    const MutableBytes room = out.subspan(written);
+    State s{in.data(), in.data() + in.size(), room.data(), room.data(), room.data() + room.size()};
+    s.sums = false;
+    inflate_blocks(s);
+    if (s.in_end - s.in < 8) damaged("the stream is cut short");
+    const Bytes made(s.out_begin, s.out);
+    if (load_le<std::uint32_t>(s.in) != crc32(made)) damaged("the CRC-32 checksum is wrong");
+    if (load_le<std::uint32_t>(s.in + 4) != static_cast<std::uint32_t>(made.size())) damaged("its size is another");
+    written += made.size();
+    in = in.subspan(static_cast<std::size_t>(s.in - in.data()) + 8);
+    while (!in.empty() && in.front() == std::byte{0}) in = in.subspan(1);  // padding
+  } while (!in.empty());
+  return written;
 }
 
 }  // namespace solar

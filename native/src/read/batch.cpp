@@ -216,7 +216,7 @@ std::uint32_t ReadPlan::plan_group(std::uint32_t begin) {
   while (end < rows.size() && rows[end].row < limit && rows[end].row >= row) ++end;
   groups.push_back({part, static_cast<std::uint32_t>(grids.size() - 1),
                     first[part] + static_cast<std::int64_t>(line * chunk_rows), chunk_rows,
-                    lines == nullptr ? 0 : lines->number(row)});
+                    lines == nullptr ? 0 : lines->number(row), static_cast<std::size_t>(source->part_file[part])});
   page_ = 0;
   plan_tiles(begin, end, line);
   return end;
@@ -224,7 +224,7 @@ std::uint32_t ReadPlan::plan_group(std::uint32_t begin) {
 
 // Looks up the chunks of line `line` of the newest group: stored ones become reads, runs of missing ones are filled.
 void ReadPlan::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line) {
-  const Group& group = groups.back();
+  const Group group = groups.back();
   const std::uint64_t tiles = grids[group.grid].tiles();
   const std::uint64_t index = line * tiles;  // of the line's first chunk in the part's grid
   const auto chunks_begin = static_cast<std::size_t>(source->part_chunks[group.part]);
@@ -252,6 +252,10 @@ void ReadPlan::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t 
 }
 
 void ReadPlan::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32_t begin, std::uint32_t end) {
+  if (const std::size_t file = source->file_of(groups.back().part, chunk); file != groups.back().file) {
+    groups.push_back(groups.back());  // pieces that share a group share their file
+    groups.back().file = file;
+  }
   const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
   const Group& group = groups.back();
   const Grid& grid = grids[group.grid];

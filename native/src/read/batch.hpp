@@ -36,13 +36,14 @@ struct Row {
   std::uint64_t count = 1;
 };
 
-// Rows of the batch that lie in one line of chunks of one part.
+// Rows of the batch that lie in one line of chunks of one part, and in one file.
 struct Group {
   std::size_t part = 0;
   std::uint32_t grid = 0;
   std::int64_t first = 0;  // first row (of the source) of that line of chunks
   std::uint64_t chunk_rows = 0;
   std::size_t line = 0;  // its number among all of the source, where a buffer keeps lines
+  std::size_t file = 0;
 };
 
 enum class How : std::uint8_t {
@@ -116,7 +117,7 @@ class ReadPlan {
   const Form& form(const Piece& piece) const;
   const SourceFile& file(const Piece& piece) const;
   std::size_t file_index(const Piece& piece) const noexcept {
-    return static_cast<std::size_t>(source->part_file[groups[piece.group].part]);
+    return groups[piece.group].file;
   }
   Boxes::Corner corner(std::uint64_t sample) const noexcept {
     return Boxes::Corner(corners).subspan(sample * boxes->corner_size(), boxes->corner_size());
