@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ from hypothesis import strategies as st
 from serve_kit import serving
 
 import solar
-from solar import Crops, DataLoader, Field, H5Dataset, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, Windows, _native
 from solar.cli import main
 from solar.errors import CodecError, LayoutError, ReadError, SolarError
 from solar.io.hdf5.zarr_stores import is_store
+from solar.io.reading.engine import source_of
 
 zarr = pytest.importorskip("zarr", reason="zarr-python, the oracle, is not installed")
 numcodecs = pytest.importorskip("numcodecs", reason="numcodecs, with zarr's codecs, is not installed")
@@ -285,6 +288,55 @@ def test_what_needs_hdf5_is_refused(volume: tuple[str, Any], capsys: pytest.Capt
         file["y"] = np.arange(3)
     with pytest.raises(LayoutError, match="a data set is of one kind"):
         H5Dataset([path, f"{path}.h5"], "y")
+
+
+def test_gzip_and_crc32c_are_decoded_as_python_does() -> None:
+    rng, (gzip_filter, crc_filter) = np.random.default_rng(4), _native.zarr_filters()
+    for nbytes in (0, 1, 7, 8, 9, 1000, 70_000):
+        raw = rng.integers(0, 9, nbytes, np.uint8).tobytes()
+        head = b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x02\x00ab" + b"name\0" + b"comment\0" + b"??"
+        body = gzip.compress(raw, mtime=0)[10:]
+        members = gzip.compress(raw[: nbytes // 3]) + gzip.compress(raw[nbytes // 3 :]) + bytes(5)
+        for stored in (gzip.compress(raw), head + body, members):
+            assert gzip.decompress(stored) == raw
+            assert _native.decode([(gzip_filter, 0, [])], 1, nbytes, 0, stored) == raw
+        stored = gzip.compress(raw)
+        for wrong in (stored[:-1], stored[:9], stored[:-5] + bytes([stored[-5] ^ 1]) + stored[-4:], stored + b"x", b""):
+            with pytest.raises(CodecError, match="gzip"):
+                _native.decode([(gzip_filter, 0, [])], 1, nbytes, 0, wrong)
+        summed = bytes(numcodecs.CRC32C(location="end").encode(raw)) if nbytes else b""
+        if nbytes:
+            assert _native.decode([(crc_filter, 0, [])], 1, nbytes, 0, summed) == raw
+            with pytest.raises(CodecError, match="crc32c"):
+                _native.decode([(crc_filter, 0, [])], 1, nbytes, 0, bytes([summed[0] ^ 1]) + summed[1:])
+        with pytest.raises(CodecError, match="crc32c"):
+            _native.decode([(crc_filter, 0, [])], 1, nbytes, 0, b"abc")
+
+
+def test_an_hdf5_file_with_the_number_of_a_codec_is_not_decoded_by_it(tmp_path: Path) -> None:
+    number, _ = _native.zarr_filters()
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        created.set_chunk((4,))
+        created.set_deflate(4)
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((4,)), created)
+        file["x"][:] = range(4)
+    stored = (tmp_path / "a.h5").read_bytes()
+    message = b"\x01\x00\x08\x00\x01\x00\x01\x00deflate\0"  # of the pipeline: number, length of the name, flags, values
+    assert stored.count(message) == 1
+    (tmp_path / "a.h5").write_bytes(stored.replace(message, number.to_bytes(2, "little") + message[2:]))
+    layout = solar.inspect(tmp_path / "a.h5", "x", cache=None)
+    assert (layout.reader, layout.reason) == ("h5py", f"filter {number} has no native decoder")
+
+
+def test_files_of_chunks_that_are_not_there_are_refused(small: Path) -> None:
+    layout = solar.inspect(small, "/")
+    for number in (-1, len(layout.paths)):
+        wrong = replace(layout, chunk_file=np.full_like(layout.chunk_file, number))
+        with pytest.raises(LayoutError, match="a file that is not there"):
+            source_of(wrong, 0, None)
+    with pytest.raises(LayoutError, match="do not fit each other"):
+        replace(layout, chunk_file=layout.chunk_file[1:])
 
 
 # --- what is refused ----

@@ -1,0 +1,88 @@
+"""Shuffled epochs of a Zarr array: solar beside PyTorch's DataLoader over zarr-python, in turns, medians of rounds.
+
+    python -m bench.zarr_epochs FOLDER
+
+makes the stores in FOLDER, and prints a line of samples a second for each way in which they are stored. Both loaders
+run in this process, without workers, and the page cache has the data.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from solar import DataLoader, H5Dataset
+
+SAMPLES, SIDE, BATCH, TURNS = 2048, 64, 64, 5
+
+
+class ByZarr(torch.utils.data.Dataset[Any]):
+    """Samples as zarr-python gives them, of a whole batch at once."""
+
+    def __init__(self, path: Path) -> None:
+        import zarr
+
+        self.array: Any = zarr.open_array(str(path), mode="r")
+
+    def __len__(self) -> int:
+        return int(self.array.shape[0])
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [*torch.from_numpy(self.array.oindex[np.sort(indices)])]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.array[index])
+
+
+def made_stores(folder: Path) -> dict[str, Path]:
+    """The stores, by what is said of them."""
+    import zarr
+
+    values = np.random.default_rng(1).integers(0, 100, (SAMPLES, SIDE, SIDE)).astype("f4")
+    row, codecs = (1, SIDE, SIDE), zarr.codecs
+    ways: dict[str, dict[str, Any]] = {
+        "a sample in a chunk, not compressed": {"chunks": row, "compressors": None},
+        "a sample in a chunk, zstd": {"chunks": row, "compressors": codecs.ZstdCodec()},
+        "256 chunks of a sample in a shard, zstd": {"chunks": row, "shards": (256, SIDE, SIDE)},
+        "16 samples in a chunk, Blosc with lz4": {
+            "chunks": (16, SIDE, SIDE),
+            "compressors": codecs.BloscCodec(cname="lz4"),
+        },
+    }
+    found = {}
+    for number, (name, how) in enumerate(ways.items()):
+        found[name] = folder / f"{number}.zarr"
+        zarr.create_array(str(found[name]), data=values, **how)
+    return found
+
+
+def seconds_of(loader: Any) -> float:
+    """The time of an epoch."""
+    begin = time.perf_counter()
+    seen = sum(len(batch) for batch in loader)
+    assert seen == SAMPLES
+    return time.perf_counter() - begin
+
+
+def main(folder: Path) -> None:
+    for name, path in made_stores(folder).items():
+        loaders = {
+            "zarr-python": torch.utils.data.DataLoader(ByZarr(path), batch_size=BATCH, shuffle=True),
+            "solar, no buffer": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True, buffer=0),
+            "solar": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True),
+        }
+        for loader in loaders.values():
+            seconds_of(loader)  # the page cache has it, and solar's buffer what it holds
+        turns = [{of: seconds_of(loader) for of, loader in loaders.items()} for _ in range(TURNS)]
+        rates = [f"{of} {SAMPLES / median(turn[of] for turn in turns):,.0f}" for of in loaders]
+        print(f"{name}: {', '.join(rates)} samples a second")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
