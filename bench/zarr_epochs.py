@@ -1,14 +1,15 @@
 """Shuffled epochs of a Zarr array: solar beside PyTorch's DataLoader over zarr-python, in turns, medians of rounds.
 
-    python -m bench.zarr_epochs FOLDER
+    python -m bench.zarr_epochs [--samples N] [--rounds N] [--folder DIR]
 
-makes the stores in FOLDER, and prints a line of samples a second for each way in which they are stored. Both loaders
-run in this process, without workers, and the page cache has the data.
+A line of samples a second for each way in which the array is stored. Both loaders run in this process, without workers,
+and the page cache has the data. Needs zarr.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,7 @@ import torch
 
 from solar import DataLoader, H5Dataset
 
-SAMPLES, SIDE, BATCH, TURNS = 2048, 64, 64, 5
+SIDE, BATCH = 64, 64
 
 
 class ByZarr(torch.utils.data.Dataset[Any]):
@@ -40,11 +41,11 @@ class ByZarr(torch.utils.data.Dataset[Any]):
         return torch.from_numpy(self.array[index])
 
 
-def made_stores(folder: Path) -> dict[str, Path]:
+def made_stores(folder: Path, samples: int) -> dict[str, Path]:
     """The stores, by what is said of them."""
     import zarr
 
-    values = np.random.default_rng(1).integers(0, 100, (SAMPLES, SIDE, SIDE)).astype("f4")
+    values = np.random.default_rng(1).integers(0, 100, (samples, SIDE, SIDE)).astype("f4")
     row, codecs = (1, SIDE, SIDE), zarr.codecs
     ways: dict[str, dict[str, Any]] = {
         "a sample in a chunk, not compressed": {"chunks": row, "compressors": None},
@@ -66,23 +67,29 @@ def seconds_of(loader: Any) -> float:
     """The time of an epoch."""
     begin = time.perf_counter()
     seen = sum(len(batch) for batch in loader)
-    assert seen == SAMPLES
+    assert seen == len(loader.dataset)
     return time.perf_counter() - begin
 
 
-def main(folder: Path) -> None:
-    for name, path in made_stores(folder).items():
-        loaders = {
-            "zarr-python": torch.utils.data.DataLoader(ByZarr(path), batch_size=BATCH, shuffle=True),
-            "solar, no buffer": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True, buffer=0),
-            "solar": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True),
-        }
-        for loader in loaders.values():
-            seconds_of(loader)  # the page cache has it, and solar's buffer what it holds
-        turns = [{of: seconds_of(loader) for of, loader in loaders.items()} for _ in range(TURNS)]
-        rates = [f"{of} {SAMPLES / median(turn[of] for turn in turns):,.0f}" for of in loaders]
-        print(f"{name}: {', '.join(rates)} samples a second")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
+        for stored, path in made_stores(Path(name), asked.samples).items():
+            loaders = {
+                "zarr-python": torch.utils.data.DataLoader(ByZarr(path), batch_size=BATCH, shuffle=True),
+                "solar, no buffer": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True, buffer=0),
+                "solar": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True),
+            }
+            for loader in loaders.values():
+                seconds_of(loader)  # the page cache has it, and solar's buffer what it holds
+            turns = [{of: seconds_of(loader) for of, loader in loaders.items()} for _ in range(asked.rounds)]
+            rates = [f"{of} {asked.samples / median(turn[of] for turn in turns):,.0f}" for of in loaders]
+            print(f"{stored}: {', '.join(rates)} samples a second")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -57,6 +57,7 @@ SMALLEST = {
     "bench.timeline": "--quick --samples 1024 --compute 1 --folder {new} --out {new}/out",
     "bench.training": "--quick --what steps --out {new}/out",
     "bench.training_part": "steps --size 32 --steps 1 --threads 1",
+    "bench.zarr_epochs": "--samples 256 --rounds 1 --folder {new}",
     "bench.utilisation": "--quick --scenes 'cosmoflow, warm' --peers solar --folder {new} --out {new}/out",
 }
 # Those that only another command begins, which one does, and how it names them.

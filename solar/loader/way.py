@@ -246,30 +246,27 @@ class ReaderBatches:
 
     def take(self, seconds: float) -> Taken | None:
         with self._using:
-            if self._left:
+            self._begin()
+            if self._left or not self._begun_batches:
                 raise NotDirect
-            return self._take(seconds)
-
-    def _take(self, seconds: float) -> Taken | None:
-        self._begin()
-        if not self._begun_batches:
-            raise NotDirect
-        if not self._came:
-            try:
-                # In one statement: between two, Ctrl-C could lose the batch.
-                self._came.extend(map(self._ahead.take, (seconds,)))
-            except Exception as error:
-                self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
-                raise NotDirect from None
-        if (came := self._came[0]) is None:
-            self._came.clear()
-            return None
-        samples = len(self._begun_batches[0][0])
-        values = map(Rows.from_bytes, self.rows, came[0], repeat(samples))
-        found = list(values if self._form is None else map(self._form, values)), came[1]
-        self._came.popleft()
-        self.handed()
-        return found
+            if not self._came:
+                try:
+                    # In one statement: between two, Ctrl-C could lose the batch.
+                    self._came.extend(map(self._ahead.take, (seconds,)))
+                except Exception as error:
+                    self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
+                    raise NotDirect from None
+            if (came := self._came[0]) is None:
+                self._came.clear()
+                return None
+            if self._left:  # another thread waits here to close the loader
+                raise NotDirect
+            samples = len(self._begun_batches[0][0])
+            values = map(Rows.from_bytes, self.rows, came[0], repeat(samples))
+            found = list(values if self._form is None else map(self._form, values)), came[1]
+            self._came.popleft()
+            self.handed()
+            return found
 
     def called(self) -> Any:
         """The samples of the batch taken last."""
