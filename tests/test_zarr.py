@@ -134,7 +134,7 @@ def test_samples_and_epochs_are_those_of_zarr(
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         return  # torch's tensors of these lack what the comparison needs
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(how["seed"])).tolist()
-    for options in ({}, {"buffer": "64KiB", "epochs": 2}):
+    for options in ({}, {"buffer": "128KiB", "epochs": 2}):
         loader = DataLoader(data, batch_size=7, sampler=order, **options)
         for _ in range(2):
             assert same_bits(torch.cat(list(loader)).numpy(), values[order])
