@@ -62,6 +62,11 @@ def _facts_of(found: os.stat_result) -> Facts:
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
 
 
+def _open_at_once(name: str, _: int) -> int:
+    """Opens a file to read it, and waits for nobody if it is a pipe."""
+    return os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+
+
 def _number_below(text: str, limit: int) -> int:
     """The number that a part of a key is; -1 where it is none of a grid of this many cells."""
     if not (text.isascii() and text.isdigit() and len(text) < 20) or (text[0] == "0" and text != "0"):
@@ -92,7 +97,7 @@ class FolderStore:
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_METADATA:
             raise LayoutError(f"{path}: it is no file of at most {MOST_METADATA:,} bytes")
         try:
-            with open(path, "rb", opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NONBLOCK)) as file:
+            with open(path, "rb", opener=_open_at_once) as file:
                 return file.read(MOST_METADATA)
         except OSError as error:
             raise ReadError(error.errno, error.strerror, path) from None
@@ -471,7 +476,7 @@ def shard_index(path: str, begin: int, nbytes: int, chunks: int, array: ZarrArra
     if size > nbytes:
         raise LayoutError(f"{path}: this shard of {nbytes:,} bytes is shorter than its index of {size:,} bytes")
     try:
-        with open(path, "rb", opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             stored = os.pread(file.fileno(), size, begin + (nbytes - size if shards.at_end else 0))
     except OSError as error:
         raise ReadError(error.errno, error.strerror, path) from None

@@ -15,8 +15,8 @@ from torch.utils.data import default_collate, default_convert
 
 from solar.io.system.waiting import GLANCE, WaitTimeout
 from solar.loader.batch_future import UNWANTED, BatchFuture, ended_first, profiling, span
-from solar.loader.collate import Collation, collated, samples_of
-from solar.samples.pending import PendingBatch
+from solar.loader.collate import Collation, collated
+from solar.samples.pending import PendingBatch, samples_of
 from solar.samples.transform import Key, Transform, transformed_by_key
 
 if TYPE_CHECKING:

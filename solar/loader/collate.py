@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from solar.samples.pending import samples_of as samples_of
+from solar.samples.pending import samples_of
 
 NAMES_SHOWN = 4  # shapes
 
