@@ -88,7 +88,7 @@ def write_one_of_each(path: str | Path, seed: int = 0) -> dict[str, NDArray[Any]
 
 
 def _kinds(counts: NDArray[Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The arguments of `create_dataset`, by the dataset's name."""
+    """Returns the arguments of `create_dataset`, by the dataset's name."""
     each = (1, *SHAPE)
     return {
         "contiguous": (counts.astype("f4"), {}),

@@ -82,8 +82,9 @@ __all__ = [
 
 
 def _stand_aside(path: list[str]) -> list[str]:
-    """Where the package's modules are. Python that is started in a clone finds its source folder first, which has no
-    native part: then they are those of the solar that is installed, if one is."""
+    """Returns where the package's modules are. Python that is started in a clone finds its source folder first, which
+    has no native part: then they are those of the solar that is installed, if one is.
+    """
     from importlib.machinery import PathFinder
 
     if PathFinder.find_spec("solar._native", path) is not None:

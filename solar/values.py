@@ -41,7 +41,7 @@ By = Literal["auto", "mpio", "mpio-collective"]  # who reads, as it is asked for
 
 
 def is_url(path: str) -> bool:
-    """Whether it names something elsewhere: it begins with a scheme, as native/include/solar/far.hpp has it.
+    """Returns whether it names something elsewhere: it begins with a scheme, as native/include/solar/far.hpp has it.
 
     >>> is_url("s3://bucket/scan.h5"), is_url("/data/scan.h5"), is_url("/data/a://b.h5")
     (True, False, False)
@@ -53,7 +53,7 @@ KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, che
 
 
 def is_unversioned(path: str) -> bool:
-    """Whether it is a URL whose object is read although its server tells no version of it from another.
+    """Returns whether it is a URL whose object is read although its server tells no version of it from another.
 
     >>> is_unversioned("unversioned+https://example.org/scan.h5"), is_unversioned("https://example.org/scan.h5")
     (True, False)
@@ -214,7 +214,7 @@ class Layout:
         return len(self.dataset_file) > 0 and not len(self.chunk_file)
 
     def name_in(self, file: int) -> str:
-        """The dataset's name in one of `paths`."""
+        """Returns the dataset's name in one of `paths`."""
         return self.names[file] if self.names else self.name
 
     @property
@@ -254,7 +254,7 @@ class Layout:
         return int(self.chunk_nbytes.sum())
 
     def files_of_chunks(self, chunks: slice | NDArray[np.int64]) -> NDArray[np.int32]:
-        """Which of `paths` holds each of these chunks."""
+        """Returns which of `paths` holds each of these chunks."""
         if len(self.chunk_file):
             return self.chunk_file[chunks]
         entries = np.arange(len(self.chunk_offset))[chunks]
@@ -330,7 +330,7 @@ class Storage:
         return int(self.bandwidth * self.request_seconds)
 
     def seconds(self, requests: float, nbytes: float, decoded: float = 0) -> float:
-        """The seconds for so many requests and bytes in total, and for decoding to `decoded` bytes.
+        """Returns the seconds for so many requests and bytes in total, and for decoding to `decoded` bytes.
 
         Requests and bytes proceed in parallel, so the slower of the two decides (docs/decisions/0020).
         """
@@ -434,5 +434,5 @@ class Transfers(NamedTuple):
 
 
 def batches_ahead(layouts: Iterable[Layout]) -> int:
-    """How many batches are read before they are asked for, where nobody says: more where a request takes long."""
+    """Returns how many batches are read ahead by default: more if a request takes long."""
     return BATCHES_AHEAD_FROM_AFAR if any(layout.far for layout in layouts) else BATCHES_AHEAD

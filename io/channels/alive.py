@@ -1,4 +1,4 @@
-"""Checks whether known processes still live: those of this machine by their numbers, others by a Lifeline."""
+"""Checks whether known processes still live: those of this machine by their ids, others by a Lifeline."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Process = list[Any]  # JSON: where its number counts, its number, and when it be
 
 
 def machine_id() -> list[Any]:
-    """A value that is equal for two processes exactly if they can share memory and abstract sockets."""
+    """Returns a value that is equal for two processes exactly if they can share memory and abstract sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The name, too: virtual machines that began as copies of one snapshot have its boot id.
     return [boot, os.uname().nodename, Path("/proc/self/ns/net").stat().st_ino, os.getuid()]
 
 
 def own_process() -> Process | None:
-    """An identity for this process. None if /proc is of another namespace, where nobody can check it."""
+    """Returns an identity for this process; None if /proc belongs to another namespace, where it cannot be checked."""
     pid = os.getpid()
     if str(Path("/proc/self").readlink()) != str(pid):
         return None
@@ -42,7 +42,7 @@ def own_process() -> Process | None:
 
 
 def has_ended(process: Process) -> bool:
-    """Whether this process, of the same machine and namespace, has ended. A zombie counts as ended."""
+    """Returns whether this process, of the same machine and namespace, has ended. A zombie counts as ended."""
     _, pid, begun = process
     try:
         os.kill(pid, 0)  # where /proc hides processes, it still tells
@@ -56,13 +56,13 @@ def has_ended(process: Process) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None if it has ended and nobody has asked how."""
+    """Returns when a process began, in ticks since the machine did; None if it has ended and was reaped."""
     facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return None if facts[0] in (b"Z", b"X") else int(facts[19])
 
 
 def gone(ranks: Iterable[int], of: int) -> ReadError:
-    """The error for ranks whose processes have ended."""
+    """Returns the error for ranks whose processes have ended."""
     names = [f"rank {rank} of {of}" for rank in ranks]
     head = f"{', '.join(names[:8])} and {len(names) - 8} more" if len(names) > 8 else ", ".join(names)
     one = len(names) == 1
@@ -73,7 +73,7 @@ def gone(ranks: Iterable[int], of: int) -> ReadError:
 
 
 class Watch:
-    """The ranks that this one has met. Looking costs a few system calls for each process of this machine."""
+    """Watches the ranks that this one has met. Checking costs a few system calls per process of this machine."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -85,17 +85,17 @@ class Watch:
 
     @property
     def own(self) -> Process | None:
-        """What others watch this one by."""
+        """Returns what others need to watch this process."""
         return self._own
 
     def meet(self, processes: Mapping[int, Process | None]) -> None:
-        """Looks after these ranks, too, as far as they are on this machine."""
+        """Watches these ranks, too, as far as they are on this machine."""
         for rank, process in processes.items():
             if rank != self._rank and process is not None and self._own is not None and process[0] == self._own[0]:
                 self._known[rank] = process
 
     def extend(self, ranks: int) -> Lifeline:
-        """The line to ranks on other machines; made when it is first needed."""
+        """Returns the line to ranks on other machines, made when it is first needed."""
         if self.line is None:
             from solar.io.channels.lifeline import Lifeline  # only where there are several machines
 
@@ -103,7 +103,7 @@ class Watch:
         return self.line
 
     def ended(self, *, now: bool = False) -> list[int]:
-        """The ranks whose processes have ended. It looks at this machine's only now and then, unless it is asked to."""
+        """Returns the ranks whose processes have ended. Unless asked `now`, it checks only from time to time."""
         far, begun = [] if self.line is None else self.line.gone(), time.monotonic()
         if not now and begun - self._looked < LOOK_EVERY:
             return far
@@ -120,7 +120,7 @@ _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 def leave_without_mpi() -> None:
-    """MPI would wait for all ranks in the end. Where one has ended before, this one ends with status 1 instead."""
+    """Ends the process with status 1 at its exit, instead of waiting in MPI for a rank that has ended."""
     if mpi_module() is not None and any(watch.ended(now=True) for watch in _watches):
         _native.exit_after_python()
 

@@ -1,8 +1,8 @@
-"""BulkChannel: arrays between ranks, in threads that wait for them; and broadcasts from rank 0.
+"""BulkChannel: sends arrays between ranks, in threads that wait for them; and broadcasts from rank 0.
 
-Nothing here knows what the bytes mean. An *errand* is a generator for one task: it yields the letters it waits for, or
-None to wait until its bell rings. With MPI one thread polls all errands, for blocking in MPI burns a core. gloo can
-only block, but that burns nothing, so there each errand has a thread.
+Nothing here knows what the bytes mean. An *errand* is a generator for one task: it yields the messages that it waits
+for, or None to wait until its bell rings. With MPI one thread polls for all errands, because blocking in MPI burns a
+core. gloo can only block, but that burns nothing, so there each errand has a thread.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in w
 
 
 class Gone(Exception):
-    """The connection is broken. Raised in the errand that waits for it."""
+    """The connection is broken. It is raised in the errand that waits for it."""
 
 
 class BulkChannel(Protocol):
-    """Letters between all ranks. Those from one rank to another are received in the order in which they are sent."""
+    """Carries messages between all ranks. Those from one rank to another arrive in the order of sending."""
 
     rank: int
     ranks: int
 
     def send(self, peer: int, letter: Bytes) -> Any:
-        """Begins to send. The bytes must stay as they are until this letter has been waited for."""
+        """Begins to send. The bytes must stay unchanged until this message has been waited for."""
 
     def receive(self, peer: int, letter: Bytes) -> Any:
-        """Begins to receive as many bytes as there is room for."""
+        """Begins to receive as many bytes as `letter` has room for."""
 
     def run(self, errand: Errand) -> threading.Event:
-        """Begins an errand, in a thread that lives as long as it. Gives the bell that wakes it."""
+        """Begins an errand, in a thread that lives as long as it. Returns the bell that wakes it."""
 
     def join(self, seconds: float) -> None:
-        """Waits for the threads whose errands are over: Python must not end while they still free letters."""
+        """Waits for the threads whose errands are over: Python must not end while they still free messages."""
 
     def slow_down(self) -> None:
-        """Looks less often: nobody is in a hurry for the rest."""
+        """Polls less often: nothing urgent is left."""
 
     def stop(self, seconds: float) -> None:
-        """Ends what looks for letters, of which some will never come. Waits so long for the thread."""
+        """Stops polling for messages, some of which will never arrive. Waits this long for the thread."""
 
     def free(self) -> None:
-        """Frees the communicator or group. No letter may be on its way."""
+        """Frees the communicator or group. No message may be on its way."""
 
 
 def mail(by: str, check: Callable[[], None] = lambda: None) -> BulkChannel:
-    """New Mail among all ranks, by "mpi" or "torch". All ranks make it together.
+    """Returns a new bulk channel among all ranks, by "mpi" or "torch". All ranks make it together.
 
     `check` is called now and then while ranks arrive, and raises an error, for example if one is gone.
     """
@@ -85,9 +85,9 @@ def mail(by: str, check: Callable[[], None] = lambda: None) -> BulkChannel:
 
 
 def numbered_mail(check: Callable[[], None] = lambda: None) -> Callable[[int], BulkChannel]:
-    """What makes Mail over MPI without all ranks coming together for it: that of one number is one on all of them.
+    """Returns what makes bulk channels over MPI without a meeting: those of one number belong together on all ranks.
 
-    All ranks call it together, once. A number may be used again when the channel of that number is closed.
+    All ranks call this together, once. A number may be used again when its channel is closed.
     """
     mpi = mpi_module()
     if mpi is None:
@@ -97,7 +97,7 @@ def numbered_mail(check: Callable[[], None] = lambda: None) -> Callable[[int], B
 
 
 def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
-    """Whether the errand has more to do, and what it waits for now."""
+    """Runs an errand further. Returns whether it has more to do, and what it waits for now."""
     try:
         return True, next(errand) if error is None else errand.throw(error)
     except StopIteration:
@@ -105,7 +105,7 @@ def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
 
 
 class MpiBulkChannel:
-    """Letters by a communicator of their own, or by another's, with another tag."""
+    """Messages over a communicator of their own, or over another channel's with another tag."""
 
     def __init__(self, mpi: Any, check: Callable[[], None], beside: tuple[MpiBulkChannel, int] | None = None) -> None:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
@@ -216,7 +216,7 @@ class _Walk:
 
 
 class TorchBulkChannel:
-    """Letters by a gloo group of their own."""
+    """Messages over a gloo group of their own."""
 
     def __init__(self, distributed: Any, check: Callable[[], None]) -> None:
         self._distributed = distributed
@@ -260,7 +260,7 @@ class TorchBulkChannel:
 
 
 def new_group(distributed: Any, check: Callable[[], None]) -> Any:
-    """A new group of all ranks. It is made in a thread, for it waits for all of them and hears no Ctrl-C."""
+    """Returns a new group of all ranks. A thread makes it, because it waits for all of them and ignores Ctrl-C."""
     made: list[Any] = []
 
     def make() -> None:
@@ -278,7 +278,7 @@ def new_group(distributed: Any, check: Callable[[], None]) -> Any:
 
 
 def _writable(letter: Bytes) -> Bytes:
-    """The same bytes: torch has no tensors that may only be read, and warns."""
+    """Returns the bytes as if they were writable: torch has no read-only tensors, and warns."""
     if letter.flags.writeable or not len(letter):
         return letter
     address = letter.__array_interface__["data"][0]
@@ -312,10 +312,10 @@ CAST_PARTING = 5.0  # seconds for the thread to end, which has nothing left to d
 def cast(
     mail: BulkChannel, arrays: Sequence[NDArray[Any]], what: str, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Fills these arrays, which have the same size on all ranks, with rank 0's. All ranks call it together.
+    """Fills these arrays, which have the same size on all ranks, with those of rank 0. All ranks call it together.
 
-    Each rank sends to two others. So rank 0 sends everything twice, however many ranks there are. `check` is called
-    now and then, and raises an error if a rank is gone.
+    Each rank sends to two others, so rank 0 sends everything twice, however many ranks there are. `check` is called now
+    and then, and raises an error if a rank is gone.
     """
     pieces = [flat[at : at + CAST_PIECE] for flat in map(_bytes_of, arrays) for at in range(0, len(flat), CAST_PIECE)]
     ended = threading.Event()

@@ -24,31 +24,31 @@ LETTER_GRACE = 5.0  # seconds that a letter may travel
 
 
 class ControlChannel(Protocol):
-    """Letters between this rank and others; two from the same rank come in the order in which they were sent.
+    """Carries messages between this rank and others; those of one rank arrive in the order in which it sent them.
 
-    RuntimeError where the other side, or what lies between, is gone.
+    It raises RuntimeError if the other side, or the connection, is gone.
     """
 
     def ready(self) -> bool:
-        """Whether letters can be sent and received. Call it until it is true."""
+        """Returns whether messages can be sent and received. Call it until it returns True."""
 
     def send(self, rank: int, letter: bytes) -> None:
-        """Sends a letter without waiting for its arrival."""
+        """Sends a message without waiting for its arrival."""
 
     def poll(self, rank: int) -> bytes | None:
-        """The next letter from that rank, if it is there."""
+        """Returns the next message from that rank, if it has arrived."""
 
     def needed(self, rank: int) -> bool:
-        """Whether a letter to that rank would be lost if this process, as rank 0, ended now."""
+        """Returns whether a message to that rank would be lost if this process, as rank 0, ended now."""
 
 
 def longest_nap(ranks: int) -> float:
-    """The longest seconds between two looks for letters; more ranks look less often."""
+    """Returns the longest pause between two polls, in seconds; with more ranks it is longer."""
     return min(LONGEST_NAP * max(1.0, ranks / 50), 0.5)
 
 
 class MpiControlChannel:
-    """Over a communicator of its own, which all ranks make together: it is ready when the last of them has come."""
+    """Messages over a communicator that all ranks make together: it is ready when the last of them has come."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
@@ -81,7 +81,7 @@ class MpiControlChannel:
         return bytes(letter)
 
     def needed(self, rank: int) -> bool:
-        """Whether a letter would be lost: MPI ends with this process, and its letters with it."""
+        """Returns whether a message would be lost: MPI ends with this process, and its messages with it."""
         self._sweep()
         return any(to == rank for _, to, _ in self._leaving)
 
@@ -90,9 +90,9 @@ class MpiControlChannel:
 
 
 class StoreControlChannel:
-    """Letters over the store by which a process group's ranks found each other; it exists with almost any backend.
+    """Messages over the store by which the ranks of a process group found each other, whatever its backend.
 
-    `group` numbers the groups that a process has had: one that is made anew may have its store from the last one.
+    `group` numbers the groups that a process has had, because a new one may have the store of the last.
     """
 
     def __init__(self, rank: int, group: int) -> None:
@@ -119,12 +119,12 @@ class StoreControlChannel:
         return letter
 
     def needed(self, rank: int) -> bool:
-        """Whether a letter would be lost: rank 0's process holds the store, and a letter is deleted when taken."""
+        """Returns whether a message would be lost: rank 0's process holds the store."""
         last = f"{self._rank}>{rank}:{self._sent[rank] - 1}"
         return self._sent[rank] > 0 and bool(self._store().check([last]))
 
     def _store(self) -> Any:
-        """The store, looked up each time: keeping it would keep its group's port in use."""
+        """Returns the store, looked up each time: keeping it would keep its group's port in use."""
         distributed = distributed_module()
         store = None if distributed is None else default_store(distributed)
         if store is None:
@@ -133,15 +133,15 @@ class StoreControlChannel:
 
 
 def default_store(distributed: Any) -> Any:
-    """The store of the default process group; None where there is none, as with the MPI backend.
+    """Returns the store of the default process group; None if there is none, as with the MPI backend.
 
-    torch has no public way to it. This one is the same from 2.4 to 2.13, and is what torch's own checkpoints use.
+    torch has no public way to it. This one is the same from 2.4 to 2.13, and torch's own checkpoints use it.
     """
     return distributed.distributed_c10d._get_default_store()
 
 
 def posted(by: str, rank: int, group: int) -> ControlChannel:
-    """The post of this process by "mpi" or "torch"."""
+    """Returns the control channel of this process by "mpi" or "torch"."""
     if by == "torch":
         return StoreControlChannel(rank, group)
     mpi = mpi_module()
@@ -158,7 +158,7 @@ GATHER_PATIENCE = 24 * 3600.0  # seconds for the slowest: others wait while rank
 
 
 class Ranks:
-    """All ranks of the command, and this rank's number. Without a ControlChannel there is only this one."""
+    """All ranks of a command, and the number of this one. Without a ControlChannel there is only this one."""
 
     def __init__(self, world: World, by: str = "alone", post: ControlChannel | None = None) -> None:
         self.rank, self.ranks, self.by = world.rank, world.ranks, by
@@ -166,7 +166,7 @@ class Ranks:
         self._others = () if post is None else range(1, world.ranks) if world.rank == 0 else (0,)
 
     def connect(self) -> None:
-        """Has all ranks learn whose process ends, on any machine. All call it once, as soon as letters can be sent."""
+        """Lets all ranks learn whose process ends, on any machine. All call it once, before they need it."""
         line = None
         place = place_on_node(self.rank, self.ranks)
         if place is None or place[1] < self.ranks:  # they may not be on one machine
@@ -184,38 +184,38 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """This rank in a message; empty where there is no other."""
+        """This rank in a message; empty if it is the only one."""
         return f"rank {self.rank} of {self.ranks}: " if self.ranks > 1 else ""
 
     def gather(self, value: Any) -> list[Any]:
-        """On rank 0, the values of all ranks, for which it waits; on the others nothing."""
+        """Waits on rank 0 for the values of all ranks and returns them; returns nothing on the others."""
         if self.rank:
             self._send({"value": value})
             return []
         return [json.loads(json.dumps(value)), *map(self._receive, self._others)]
 
     def tell(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Returns rank 0's value, on every rank."""
         if self.rank:
             return self._receive(0)
         self._send({"value": value})
         return json.loads(json.dumps(value))
 
     def give_up(self) -> None:
-        """Ends the other ranks, which would wait for this one. Its error was printed already."""
+        """Ends the other ranks, which would wait for this one. Its error has been printed already."""
         with contextlib.suppress(SolarError):
             self._send({"left": True})
             self.close()
 
     def close(self) -> None:
-        """Closes, once the others have all letters that would be lost with this process."""
+        """Closes, once the others have received all messages that would be lost with this process."""
         if self.rank == 0 and self._post is not None:
             needed = self._post.needed
             with reached():
                 until(polling(lambda: not any(map(needed, self._others))), LETTER_GRACE)
 
     def _send(self, letter: dict[str, Any], to: Iterable[int] | None = None) -> None:
-        """Sends to all others if this is rank 0, else to rank 0; not to those that are gone: MPI stands still there."""
+        """Sends to all others if this is rank 0, else to rank 0; not to ranks that are gone, where MPI would block."""
         for rank in {*(self._others if to is None else to)} - {*self._watch.ended()}:
             assert self._post is not None
             with reached():
@@ -271,7 +271,7 @@ def reached() -> Iterator[None]:
 
 
 def start_mpi(world: World) -> Any:
-    """The MPI module. Its import starts MPI, so only if a launcher started several ranks."""
+    """Returns the MPI module. Importing it starts MPI, so it is imported only if a launcher started several ranks."""
     try:
         from mpi4py import MPI
     except ImportError as error:

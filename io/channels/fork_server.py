@@ -1,6 +1,6 @@
-"""Starts the fork server of multiprocessing early, for its imports take seconds.
+"""Starts the fork server of multiprocessing early, because its imports take seconds.
 
-No public function tells whether it runs and what it imports, or ends it. So this module uses its private object.
+No public function tells whether it runs and what it imports, or ends it, so this module uses its private object.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _unused: int | None = None  # the process that was begun for them, while none of
 
 
 def expected(owner: Any, module: str) -> None:
-    """Starts the server, if it does not run, and has it import a module. It does not wait for that.
+    """Starts the server if it does not run, and makes it import a module, without waiting for that.
 
-    If no process was taken from it when the last owner that expected it is gone, the server ends.
+    If no process was started from it when its last owner is gone, the server ends.
     """
     global _unused
     if parent_process() is not None or getattr(current_process(), "_inheriting", False):
@@ -46,7 +46,7 @@ def taken(module: str) -> None:
 
 
 def _import_first(module: str) -> None:
-    """Has it import a module, of which each process is then a copy; unless the program chose its imports."""
+    """Makes it import a module, of which each process is then a copy, unless the program chose its imports."""
     if _server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload([module])
 
@@ -69,7 +69,7 @@ def _left(number: int, process: int) -> None:
 
 
 def _children(pid: int) -> bool:
-    """Whether a process has children; true if the system does not tell."""
+    """Returns whether a process has children; True if the system does not tell."""
     try:
         return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
     except OSError:
@@ -77,7 +77,7 @@ def _children(pid: int) -> bool:
 
 
 def forget_server() -> None:
-    """A forked process needs a fork server of its own: it cannot wait for its parent's, which multiprocessing does."""
+    """Forgets the server in a forked process, which cannot wait for its parent's although multiprocessing tries."""
     global _unused
     _server._forkserver_address = _server._forkserver_alive_fd = _server._forkserver_pid = _unused = None
     _expecting.clear()

@@ -49,11 +49,11 @@ OF_SERVICE: dict[str, dict[str, type]] = {
 
 
 class Fault(ReadError):
-    """What came is none of what io/SERVICE.md allows."""
+    """A message that io/SERVICE.md does not allow."""
 
 
 class Refused(ReadError):
-    """A service does not do what a job asked for; `again`: it may later."""
+    """A service refuses what a job asked for; `again`: it may accept later."""
 
     def __init__(self, why: str, again: bool = False) -> None:
         super().__init__(why)
@@ -61,7 +61,7 @@ class Refused(ReadError):
 
 
 def send(peer: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends it whole. OSError where the other has gone."""
+    """Sends a whole message. Raises OSError if the other side has gone."""
     body = json.dumps(message).encode()
     if len(body) > MOST_FRAME:
         raise Fault(f"a message of {len(body):,} bytes: at most {MOST_FRAME:,} are sent in one")
@@ -72,7 +72,7 @@ def send(peer: socket.socket, message: dict[str, Any], descriptors: Sequence[int
 
 
 def receive(peer: socket.socket, known: dict[str, dict[str, type]]) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message, and the descriptors that came with it, which are the caller's; None: the other has gone."""
+    """Returns the next message, and its descriptors, which the caller owns; None if the other side has gone."""
     descriptors: list[int] = []
     try:
         head = _exactly(peer, FRAME_LENGTH.size, descriptors, begun=None)
@@ -91,14 +91,14 @@ def receive(peer: socket.socket, known: dict[str, dict[str, type]]) -> tuple[dic
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Closes them, whatever they are."""
+    """Closes all of the descriptors."""
     for one in descriptors:
         with suppress(OSError):
             os.close(one)
 
 
 def _exactly(peer: socket.socket, size: int, descriptors: list[int], begun: float | None) -> bytes | None:
-    """So many bytes; None where the other has gone before the first. Before it one may wait as long as one likes."""
+    """Returns exactly this many bytes; None if the other side goes before the first. It waits for that one."""
     found, patience = b"", peer.gettimeout()
     try:
         while len(found) < size:
@@ -156,7 +156,7 @@ def check_message(body: bytes, known: dict[str, dict[str, type]]) -> dict[str, A
 
 
 def fits_depth(value: Any, depth: int) -> None:
-    """Whether it is as small, and as flat, as values may be."""
+    """Returns whether a value is as small, and as flat, as values may be."""
     if depth > DEEP:
         raise Fault("a value that is too deep")
     if isinstance(value, str) and len(value) > LONG_TEXT:
@@ -181,7 +181,7 @@ MOST_VALUES, MOST_ARRAYS, MOST_NBYTES = 1 << 20, 6 * 64, 1 << 36
 
 
 def hand(values: Any, arrays: Sequence[NDArray[Any]]) -> int:
-    """Returns a descriptor of memory that has them, for the caller to close. Raises Refused for a text too long."""
+    """Returns a descriptor of memory with these values, for the caller to close. Raises Refused for a text too long."""
     names = {np.dtype(kind): name for name, kind in TYPES.items()}
     body = json.dumps(values).encode()
     body += b" " * (-len(body) % 8)
@@ -204,10 +204,10 @@ def hand(values: Any, arrays: Sequence[NDArray[Any]]) -> int:
 
 
 def sizes(descriptor: int) -> tuple[int, int]:
-    """Returns how many bytes of text were handed over, and how many others. Nothing is mapped for that.
+    """Returns how many bytes of text were handed over, and how many others, without mapping them.
 
-    Raises Fault for what nobody hands over: also for memory that was never written, which would be this process's to
-    give as soon as it is looked at.
+    Raises Fault for anything else, also for memory that was never written, which would be charged to this process when
+    read.
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -229,7 +229,7 @@ def sizes(descriptor: int) -> tuple[int, int]:
 
 
 def take(descriptor: int) -> tuple[Any, list[NDArray[Any]]]:
-    """Returns what was handed over. The arrays are read-only, and keep the memory. Raises Fault as `sizes` does."""
+    """Returns the values that were handed over, with read-only arrays. Raises Fault as `sizes` does."""
     size = sum(sizes(descriptor))
     memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
     length, count = HANDED_HEAD.unpack_from(memory)

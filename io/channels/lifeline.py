@@ -1,9 +1,9 @@
-"""Lifeline: connections by which the ranks of all machines learn whose process has ended.
+"""Lifeline: connections through which the ranks of all machines learn whose process has ended.
 
-A rank is connected to one that came to their first meeting before it, and so at last with rank 0: they are a tree, in
-which each has at most BRANCHES below it. The kernel closes the connections of a process that ends, however that
-happens; whoever sees that tells all others it is connected with, and these tell it on. Nothing else is said, so it
-costs nothing while all live. A machine that vanishes is noticed by what TCP sends to ask whether it is there.
+A rank is connected to one that came to their first meeting before it, and so in the end with rank 0: they form a tree,
+in which each has at most BRANCHES below it. The kernel closes the connections of a process that ends, for whatever
+reason; a rank that sees this tells its neighbours, and these pass it on. Nothing else is sent, so it costs nothing
+while all live. A machine that vanishes is noticed by TCP's keep-alive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Address = dict[str, Any]  # JSON: where a rank can be reached, and the token tha
 
 
 class Link(NamedTuple):
-    """A connection, and what came of a message that is not whole yet."""
+    """A connection, and the bytes of an incomplete message."""
 
     rank: int  # at the other end; -1 while it has not said which
     since: float
@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
 
 class Lifeline:
-    """What this rank knows of the ends of others. Any thread may ask; a thread of its own listens."""
+    """What this rank knows about ranks that have ended. Any thread may ask; a thread of its own listens."""
 
     def __init__(self, rank: int, ranks: int, machine: Any) -> None:
         self.rank, self.ranks = rank, ranks
@@ -69,12 +69,12 @@ class Lifeline:
         weakref.finalize(self, wakes.close).atexit = False
 
     def address(self) -> Address:
-        """Where others reach this one."""
+        """Returns where others reach this one."""
         port = self._listener.getsockname()[1]
         return {"at": own_addresses(), "port": port, "token": self._token.hex(), "machine": self._machine}
 
     def above(self, rank: int, address: Address) -> Address | None:
-        """At rank 0: to whom a rank goes that has come. None if it was told before."""
+        """Returns, at rank 0, to whom a new rank should connect; None if it was told before."""
         if rank in self._placed:
             return None
         if not self._came:
@@ -87,18 +87,18 @@ class Lifeline:
         return {**found, "at": ["127.0.0.1"] if near else there["at"]}
 
     def join(self, above: Address) -> None:
-        """Connects to the rank above, in a thread, for it may not answer."""
+        """Connects to the rank above, in a thread, because that may not answer."""
         if not self._joined:
             self._joined = True
             start_thread("solar-lifeline", self._connect, above)
 
     def gone(self) -> list[int]:
-        """The ranks that are gone, as far as this one was told, in that order."""
+        """Returns the ranks that are known to be gone, in the order in which this was learned."""
         with self._lock:
             return [*self._gone]
 
     def note(self, ranks: Sequence[int], sender: socket.socket | None = None) -> None:
-        """Notes that these are gone, and tells all others that do not know it."""
+        """Notes that these ranks are gone, and tells all neighbours that do not know it."""
         with self._lock:
             news = [rank for rank in ranks if rank not in self._gone and rank != self.rank and 0 <= rank < self.ranks]
             self._gone.update(dict.fromkeys(news))
@@ -145,7 +145,7 @@ class Lifeline:
     # --- its thread ----
 
     def take(self, ready: Any) -> None:
-        """Does what a socket that has become readable asks for."""
+        """Handles a socket that has become readable."""
         if ready is self._listener:
             with suppress(OSError):
                 self._greet(opened(lambda: self._listener.accept()[0]))
@@ -191,7 +191,7 @@ class Lifeline:
         del link.read[:whole]
 
     def _recognise(self, one: socket.socket, link: Link) -> None:
-        """A stranger has said something: who it is, or nothing of use."""
+        """Handles the first message of a stranger, which says who it is or nothing of use."""
         if len(link.read) < GREETING.size:
             return
         shown, rank = GREETING.unpack(bytes(link.read[: GREETING.size]))
@@ -212,7 +212,7 @@ class Lifeline:
 
 
 def listen(line: weakref.ref[Lifeline], selector: selectors.BaseSelector) -> None:
-    """The thread of a Lifeline, as long as there is one."""
+    """Listens for a Lifeline, in a thread, as long as it exists."""
     while True:
         ready = selector.select()
         owner = line()
@@ -235,7 +235,7 @@ def proof(side: bytes, token: bytes) -> bytes:
 
 
 def receive_exactly(one: socket.socket, nbytes: int) -> bytes:
-    """So many bytes; fewer if the other side closes before."""
+    """Returns exactly this many bytes; fewer if the other side closes before."""
     read = b""
     while len(read) < nbytes and (more := one.recv(nbytes - len(read))):
         read += more
@@ -243,7 +243,7 @@ def receive_exactly(one: socket.socket, nbytes: int) -> bytes:
 
 
 def open_listener() -> socket.socket:
-    """A socket at which others connect, by IPv4 and IPv6 where there is that."""
+    """Returns a socket for connections, by IPv4, and by IPv6 if there is that."""
     found = None
     if socket.has_dualstack_ipv6():
         with suppress(OSError):
@@ -254,7 +254,7 @@ def open_listener() -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this machine's interfaces, and what its name stands for, without those that lead to itself."""
+    """Returns the addresses of this machine's interfaces and of its name, without loopback addresses."""
     found: list[str] = []
     with suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
@@ -273,7 +273,7 @@ _opening = threading.Lock()
 
 
 def opened(make: Callable[[], socket.socket]) -> socket.socket:
-    """A socket that a forked process will close: its copy would hide that its parent has ended."""
+    """Makes a socket that forked processes close: a copy would hide that the parent has ended."""
     with _opening:  # no fork comes between
         one = make()
         _sockets.add(one)

@@ -1,9 +1,9 @@
-"""Meetings: all ranks check that what must be the same is the same. Peers: ranks that share samples.
+"""Meetings: all ranks check that what must be equal is equal. Peers: ranks that share samples.
 
-Each rank sends one letter to rank 0 and gets one back: two thousand letters for a thousand ranks. An error on one rank
-is raised on all. Ranks wait by polling with short sleeps, so that Ctrl-C ends it, and no longer than allowed. While it
-waits, a rank checks that the others live: those of its machine that it has met before, and those of other machines as
-soon as they have come to the first meeting, at which each hears where it is to connect (lifeline.py).
+Each rank sends one message to rank 0 and gets one back: two thousand messages for a thousand ranks. An error on one
+rank is raised on all. Ranks wait by polling with short sleeps, so that Ctrl-C ends it, and no longer than allowed.
+While it waits, a rank checks that the others live: those of its machine that it has met before, and those of other
+machines as soon as they have come to the first meeting, at which each hears where to connect (lifeline.py).
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def letter_of(
     tell: Any,
     line: Any = None,
 ) -> Letter:
-    """A rank's letter at a meeting. `place`: its number and the count of ranks on its node; None if unknown.
+    """Returns a rank's message for a meeting.
 
-    `line` is where other machines reach it, if there are any.
+    `place`: its number on its node and how many ranks that has; None if unknown. `line` is where other machines reach
+    it, if there are any.
     """
     return {
         "what": what,
@@ -102,7 +103,7 @@ class Meeting:
         self._came: dict[int, Letter] = {0: letter}
 
     def report(self, rank: int) -> Letter:
-        """The answer of rank 0, to one of the others."""
+        """Sends this rank's message, on another rank than 0. Returns rank 0's answer."""
         self._send(0, self._letter)
         look = partial(self._say_waiting, f"rank {rank}", "rank 0 to say that all have come")
         seconds = self._seconds
@@ -128,7 +129,7 @@ class Meeting:
         raise PlanError(late("rank 0, where all ranks meet,", self._letter["what"], f"rank {rank}", self._seconds))
 
     def _heard(self) -> Letter | None:
-        """What rank 0 says next; or what it is told: who is gone of this machine. ReadError if it is rank 0."""
+        """Returns what rank 0 says next, or who is gone of this machine. Raises ReadError if that is rank 0."""
         ended = self._watch.ended()  # before the last letter of the dead is looked for
         letter = self._next(0)
         if letter is not None or not ended or self._gone:
@@ -143,7 +144,7 @@ class Meeting:
         return until(polling(done, self._longest), seconds, look)
 
     def lead(self) -> Letter:
-        """The answer to rank 0 itself, when all have theirs."""
+        """Answers all ranks, on rank 0. Returns its own answer when all have theirs."""
         try:
             answers = self._answers()
         except BaseException as error:
@@ -157,7 +158,7 @@ class Meeting:
         return own
 
     def _stay(self) -> None:
-        """Waits until all have their answers, for after it this process may end, or destroy its group."""
+        """Waits until all have their answers, because after it this process may end, or destroy its group."""
         waiting = set(range(1, self._ranks))
 
         def parted() -> bool:
@@ -168,7 +169,7 @@ class Meeting:
         self._until(parted, LETTER_GRACE)
 
     def _tell_error(self, error: BaseException) -> None:
-        """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
+        """Tells all others. If messages may be lost with this process, waits until those who wait have them."""
         known = isinstance(error, SolarError)
         text = str(error) if known else f"rank 0 left the meeting for {self._letter['what']}: {type(error).__name__}"
         for rank in range(1, self._ranks):
@@ -199,7 +200,7 @@ class Meeting:
         return [answers[node] for node in node_of]
 
     def _letters(self) -> list[Letter]:
-        """The letters of all ranks, in their order."""
+        """Returns the messages of all ranks, in order."""
         nudged: set[int] = set()
 
         def look() -> None:
@@ -225,7 +226,7 @@ class Meeting:
         return len(self._came) == self._ranks
 
     def _collect(self) -> None:
-        """Takes the letters that are there. An error if one of those that came has left again, or one is gone."""
+        """Receives the messages that have arrived. Raises if one of their ranks has left again, or one is gone."""
         for rank in range(1, self._ranks):
             while (letter := self._next(rank)) is not None:
                 if "left" in letter:
@@ -241,7 +242,7 @@ class Meeting:
                     self._send(rank, {"above": above})
 
     def _say_waiting(self, who: str, whom: str) -> None:
-        """Says it once, when it has lasted."""
+        """Says once that it waits, when it has lasted."""
         if self._said or time.monotonic() - self._begun < MEETING_PATIENCE:
             return
         self._said = True
@@ -254,12 +255,12 @@ class Meeting:
         self._post_to(rank, json.dumps({"number": self._number, **letter}).encode())
 
     def _post_to(self, rank: int, text: bytes) -> None:
-        """Sends nothing to a rank that is gone: MPI stands still there."""
+        """Sends a message, except to a rank that is gone, where MPI would block."""
         if rank not in self._watch.ended():
             self._post.send(rank, text)
 
     def _next(self, rank: int) -> Letter | None:
-        """The next letter from this rank to this meeting; what is left of others that broke off is thrown away."""
+        """Returns the next message from this rank to this meeting, discarding those of meetings that broke off."""
         while (text := self._post.poll(rank)) is not None:
             letter: Letter = json.loads(text)
             if letter["number"] == self._number:
@@ -271,13 +272,13 @@ class Meeting:
 
 
 def processes_of_node(node: Iterable[int], processes: Sequence[Process | None]) -> dict[int, Process]:
-    """Of the processes of all ranks those that the ranks of a node can look after, also if they are of another node."""
+    """Returns the processes that the ranks of a node can watch, also if they are of another node."""
     places = {process[0] for process in (processes[rank] for rank in node) if process is not None}
     return {rank: process for rank, process in enumerate(processes) if process is not None and process[0] in places}
 
 
 def nodes_of_ranks(letters: Sequence[Letter]) -> list[int]:
-    """The number of each rank's node.
+    """Returns the number of each rank's node.
 
     A machine is as many nodes as the launcher makes of it: two ranks with the same place are not on one.
     """
@@ -299,7 +300,7 @@ def nodes_of_ranks(letters: Sequence[Letter]) -> list[int]:
 
 
 def pack_nodes(node_of: Sequence[int]) -> str:
-    """The node of each rank in few letters, for each rank is told them: launchers place ranks in regular ways."""
+    """Returns the node of each rank in few characters, because each rank gets it: launchers place ranks regularly."""
     steps = np.diff(np.array(node_of, "<i4"), prepend=0).astype("<i4")
     return base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode()
 
@@ -315,7 +316,7 @@ def unpack_nodes(packed: str, ranks: int) -> tuple[int, ...]:
 
 
 def check_purpose(letters: Sequence[Letter]) -> None:
-    """PlanError unless all ranks came for the same purpose, with the same values."""
+    """Raises PlanError unless all ranks came for the same purpose, with equal values."""
     ours = letters[0]["what"]
     found = _differing([letter["what"] for letter in letters])
     if found:
@@ -348,7 +349,7 @@ def check_purpose(letters: Sequence[Letter]) -> None:
 
 
 def _differing(values: Sequence[Any]) -> list[tuple[str, list[int]]]:
-    """Each value that is not rank 0's, as text, and the ranks that have it."""
+    """Returns each value that differs from rank 0's, as text, and the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(as_json_text(value), []).append(rank)
@@ -392,7 +393,7 @@ EXCHANGES = ("auto", "mpi", "torch", "read", "off")
 
 
 class Peers:
-    """The ranks that meet, from the view of one of them. Made by `peers`."""
+    """The ranks that meet, as one of them sees them. `peers` makes it."""
 
     def __init__(self, rank: int, ranks: int, by: str, group: int = 0) -> None:
         self.rank = rank
@@ -417,11 +418,11 @@ class Peers:
         seconds: float = 300,
         tell: Any = None,
     ) -> MeetingResult:
-        """What all ranks have in common, when all have come for `what`, which names it in messages.
+        """Returns what all ranks have in common, once all have come for `what`, which messages mention.
 
-        Values are what JSON has. PlanError on every rank if `same` differs anywhere, if one comes for something else,
-        or one does not come within `seconds` of the others; ReadError if one is gone that was met before, or has come.
-        `tell` counts at rank 0: what all are told.
+        Values are those of JSON. Raises PlanError on every rank if `same` differs anywhere, if one comes for something
+        else, or if one does not come within `seconds` of the others; ReadError if a rank that was met before, or has
+        come, is gone. `tell` gets the messages on rank 0, and its result goes to all.
         """
         if os.getpid() != self.pid:
             raise PlanError(self.forked())
@@ -441,17 +442,17 @@ class Peers:
         return MeetingResult(unpack_nodes(answer["node_of"], self.ranks), mates, answer["least"], answer["told"])
 
     def check(self) -> None:
-        """ReadError if a process is gone that this one has met."""
+        """Raises ReadError if a process is gone that this one has met."""
         ended = self.ended()
         if ended:
             raise gone(ended, self.ranks)
 
     def ended(self) -> list[int]:
-        """The ranks that this one has met, and whose processes have ended."""
+        """Returns the ranks that this one has met and whose processes have ended."""
         return self._watch.ended()
 
     def _cut_off(self, what: str, error: RuntimeError) -> PlanError:
-        """What is wrong where no letter can be sent."""
+        """Returns the error if no message can be sent."""
         head = f"rank {self.rank} of {self.ranks} cannot reach the others for {what}, by {self.by} ({error})"
         if ended := until(polling(partial(self._watch.ended, now=True)), BURIAL):
             return PlanError(f"{head}: {gone(ended, self.ranks)}")
@@ -459,7 +460,7 @@ class Peers:
         return PlanError(f"{head}: {where} of {self.ranks}, or what started them all, has ended")
 
     def forked(self) -> str:
-        """What is wrong in a process that has these Peers from its parent."""
+        """Returns the error for a process that has these Peers from its parent."""
         return f"process {os.getpid()} was forked from rank {self.rank}: only that one can meet the others"
 
     def _meet_once(self, letter: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -480,11 +481,11 @@ _said: set[str] = set()
 
 
 def peers(exchange: str = "auto") -> Peers | None:
-    """The ranks that this process meets; None if it is alone, if ranks cannot talk, or if exchange is "off".
+    """Returns the ranks that this process meets; None if it is alone, if ranks cannot talk, or if exchange is "off".
 
-    "auto" and "read": by torch.distributed if it is initialised, else by MPI if the program has imported mpi4py.MPI:
-    in the order in which `detect` takes the rank from them, so that one numbering counts. "mpi" and "torch": by that
-    one, PlanError if it is not there. Every process makes them once, and no message is sent before they meet.
+    "auto" and "read" use torch.distributed if it is initialised, else MPI if the program has imported mpi4py.MPI, in
+    the order in which `detect` takes the rank from them, so that one numbering counts. "mpi" and "torch" use that one,
+    and raise PlanError if it is not there. Every process makes them once, and no message is sent before they meet.
     """
     if exchange not in EXCHANGES:
         raise ValueError(f"exchange={exchange!r}: one of {', '.join(map(repr, EXCHANGES))}")
@@ -510,7 +511,7 @@ def peers(exchange: str = "auto") -> Peers | None:
 
 
 def _voice(world: World) -> str | None:
-    """The means by which ranks can talk; None if there is none, or only one rank."""
+    """Returns the means by which ranks can talk; None if there is none, or only one rank."""
     distributed = distributed_module()
     if distributed is not None and (world.ranks == 1 or default_store(distributed) is not None):
         return "torch"
@@ -557,7 +558,7 @@ def check_mpi_world(world: World) -> None:
 
 
 def kept_peers(by: str, world: World) -> Peers:
-    """The Peers of this process by this means; made if there are none yet, or the process group is another one."""
+    """Returns the Peers of this process by this means, made if there are none yet or the process group is a new one."""
     global _groups
     group = distributed_module().group.WORLD if by == "torch" else mpi_module()
     kept = _made.get(by)

@@ -34,9 +34,9 @@ def join(
     seconds: float = 60,
     check: Callable[[], None] = lambda: None,
 ) -> _native.Node:
-    """The shared node of all processes in `names`, once they are all there. `place` is this process's index.
+    """Returns the shared node of all processes in `names`, once they are all there. `place` is this process's index.
 
-    Place 0 makes the memory and passes it on at an abstract socket. The socket's name is derived from `door`, a random
+    Place 0 makes the memory and passes it on through an abstract socket, whose name is derived from `door`, a random
     token that only these processes know. Raises ReadError for processes that do not come within `seconds`, PlanError
     for different memory, and the errors of `check`, which is called now and then to see whether the others live.
     """
@@ -70,7 +70,7 @@ class _MeetingPoint(NamedTuple):
     said: list[str]  # whom it waits for, when that has been said
 
     def look(self, missing: Callable[[], Sequence[str]]) -> None:
-        """ReadError for those that are missing if it is too late, or if they never will come."""
+        """Raises ReadError if it is too late for the missing processes, or if they will never come."""
         self.check()
         left = self.end - time.monotonic()
         says_so = left < self.seconds - SAID_AFTER and not self.said
@@ -94,7 +94,7 @@ class _MeetingPoint(NamedTuple):
 
 
 def socket_address(door: str) -> str:
-    """A name in the abstract namespace, which anyone may see. It does not reveal the secret."""
+    """Returns a name in the abstract namespace, which anyone may see. It does not reveal the secret."""
     return "\0solar-" + hashlib.sha256(b"address " + door.encode()).hexdigest()
 
 
@@ -107,13 +107,13 @@ def names_digest(names: Sequence[str]) -> bytes:
 
 
 def peer_of(peer: socket.socket) -> tuple[int, int, int]:
-    """The process at the other end, its user and its group, as the kernel says."""
+    """Returns the process at the other end, its user and its group, from the kernel."""
     pid, uid, gid = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return pid, uid, gid
 
 
 def is_own(peer: socket.socket) -> bool:
-    """Whether a process of the same user is at the other end."""
+    """Returns whether the process at the other end is of the same user."""
     return peer_of(peer)[1] == os.geteuid()
 
 
@@ -142,7 +142,7 @@ def _hand_on(hall: _MeetingPoint, descriptor: int) -> None:
 
 
 def _serve(hall: _MeetingPoint, peer: socket.socket, descriptor: int) -> int:
-    """The place of the process that connected and got the descriptor; 0 for a stranger, or one that went away."""
+    """Returns the place of the process that connected and got the descriptor; 0 for a stranger, or if it went away."""
     if not is_own(peer):
         return 0
     peer.settimeout(HELLO_PATIENCE)
@@ -174,7 +174,7 @@ def _serve(hall: _MeetingPoint, peer: socket.socket, descriptor: int) -> int:
 
 
 def _have_come(hall: _MeetingPoint, place: int) -> int:
-    """The descriptor, from the leader."""
+    """Returns the descriptor, received from the leader."""
     hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, names_digest(hall.names))
 
     def received() -> list[int]:
@@ -192,7 +192,7 @@ def _have_come(hall: _MeetingPoint, place: int) -> int:
 
 
 def receive_descriptor(hall: _MeetingPoint, leader: socket.socket) -> int:
-    """The descriptor that the leader answers with. ConnectionError if it has gone away."""
+    """Returns the descriptor that the leader answers with. Raises ConnectionError if it has gone."""
 
     def received(nap: float) -> Any:
         leader.settimeout(max(nap, 1e-3))

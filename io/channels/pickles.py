@@ -33,11 +33,11 @@ PROMPT = (
 
 
 class Unsendable(SolarError):
-    """Something needed in another process cannot be sent there. Its message alone says all."""
+    """Something that another process needs cannot be sent to it. Its message says everything."""
 
 
 def pack_error(error: Exception) -> tuple[bytes, str, str]:
-    """An error as it travels: its type if that can be pickled, its name, its traceback; of ours the words alone."""
+    """Returns an error in the form that travels: its type if that can be pickled, name and traceback."""
     if isinstance(error, Unsendable):
         return b"", "", str(error)
     try:
@@ -48,13 +48,13 @@ def pack_error(error: Exception) -> tuple[bytes, str, str]:
 
 
 class _Words(str):
-    """A message that KeyError shows as it is, not quoted."""
+    """A message that KeyError shows without quotes."""
 
     __repr__ = str.__str__
 
 
 def rebuild_error(failure: tuple[bytes, str, str], number: int) -> Exception:
-    """The error that a process reported, of the same type if a message is enough to make one."""
+    """Returns the error that a process reported, of the same type if a message is enough to make one."""
     kind, name, text = failure
     if not name or BOOTSTRAPPING in text:
         return SolarError(text if not name else UNGUARDED)
@@ -76,7 +76,7 @@ Reducers = Mapping[type, Callable[[Any], Any]]
 
 
 def dump(pickler: pickle.Pickler, reducers: Reducers, value: Any, what: str) -> None:
-    """Pickles `value` with our reducers; TypeError or PicklingError says which thing could not be, and why."""
+    """Pickles `value` with our reducers. A TypeError or PicklingError says what could not be pickled, and why."""
     table: Any = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
     pickler.dispatch_table = {**table, np.ndarray: _reduce_array, **reducers}
     try:
@@ -92,8 +92,7 @@ def dump(pickler: pickle.Pickler, reducers: Reducers, value: Any, what: str) -> 
 
 
 class _Noting(reduction.ForkingPickler):
-    """multiprocessing's, which knows what may only be sent at the start, as its locks. It notes what is of the main
-    module."""
+    """multiprocessing's pickler for what may only be sent at the start. Notes what the main module defines."""
 
     def __init__(self) -> None:
         self.file, self.of_main = io.BytesIO(), list[str]()
@@ -106,7 +105,7 @@ class _Noting(reduction.ForkingPickler):
 
 
 def sealed(value: Any, main: dict[str, str], reducers: Reducers) -> bytes:
-    """The pickle of what processes start with. `main`: how they import the main module; empty where they cannot."""
+    """Returns the pickle of what processes start with. `main` is how they import the main module, if they can."""
     pickler = _Noting()
     dump(pickler, reducers, value, "the work of transform processes")
     if pickler.of_main and not main:
@@ -115,7 +114,7 @@ def sealed(value: Any, main: dict[str, str], reducers: Reducers) -> bytes:
 
 
 def _reduce_array(array: NDArray[Any]) -> Any:
-    """numpy's own way, but an array with gaps is copied once, into a buffer, and not into the pickle."""
+    """Reduces an array as numpy does, except that one with gaps is copied once, into a buffer outside of the pickle."""
     if not array.flags.forc and not array.dtype.hasobject:
         array = np.ascontiguousarray(array)
     return array.__reduce_ex__(5)
@@ -144,7 +143,7 @@ class _Opened:
 
 
 class Unpickler(pickle.Unpickler):
-    """Imports the parent's main module when, and only when, something of it is needed."""
+    """Imports the parent's main module only when something of it is needed."""
 
     main: dict[str, str] = {}  # noqa: RUF012  (of the process: there is one main module)
 

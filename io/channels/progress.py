@@ -1,12 +1,10 @@
-"""Shows what takes longer than two seconds: what it is, how far it is, how long it takes.
+"""Shows the progress of anything that takes longer than two seconds.
 
-A person looks on where stderr is a terminal, or in a notebook, and only at the first process of rank 0. There it is a
-bar of tqdm's, if that is installed: in a notebook with ipywidgets its widget. Else it is one line on the terminal that
-changes, and goes away in the end. Anywhere else nothing is shown and no thread begins, but by a command that asks for
-it: it writes a line every ten seconds, for whoever reads them later.
-
-`awaited` may be called in any thread; only the main thread's is shown. One may lie within another: then the inner one
-is shown while it lasts.
+It is shown where stderr is a terminal or in a notebook, and only by the first process of rank 0: as a bar of tqdm if
+that is installed (in a notebook with ipywidgets, its widget), else as one line that changes and finally disappears.
+Anywhere else nothing is shown and no thread begins, unless a command asks for it: then a line is written every ten
+seconds. `awaited` may be called in any thread; only the main thread's is shown. Of nested ones the inner one is shown
+while it lasts.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Phase:
 
     @property
     def counted(self) -> bool:
-        """Whether it is known how far it is: of one thing alone that says nothing."""
+        """Whether its progress is counted. That of a single item is not."""
         return self.done is not None and self.all > 1 and self.done() is not None
 
     @property
@@ -57,7 +55,7 @@ class Phase:
         return f", about {quantities.duration(round(self.about))} in all" if self.about > PATIENCE else ""
 
     def text(self, seconds: float) -> str:
-        """What it says in a line after so many seconds."""
+        """Returns its line after this many seconds."""
         done = self.done() if self.done is not None and self.all > 1 else None
         if done is None:
             return f"{self.what}: {quantities.duration(round(seconds))}{self.guessed}"
@@ -95,7 +93,7 @@ def awaited(
 
 @contextmanager
 def showing(phase: Phase) -> Iterator[Callable[[Phase], None]]:
-    """Shows the phase, and then what it is given in its place, until all ends: on a terminal, or line by line."""
+    """Shows a phase, and then those that replace it, until all end: on a terminal, or line by line."""
     place = len(_phases)
     _phases.append(_printable(phase))
 
@@ -125,7 +123,7 @@ def _printable(phase: Phase) -> Phase:
 def waiting(
     what: str, make: Callable[[], Made], done: Callable[[], int | None] | None = None, of: int = 0, unit: str = ""
 ) -> Made:
-    """What is made, awaited. Where nobody looks on it is this call and no more."""
+    """Returns what `make` returns, showing its progress. If nobody watches, it only makes the call."""
     if not _is_shown():
         return make()
     with awaited(what, done, of, unit):
@@ -137,7 +135,7 @@ def _is_shown() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether a person looks on: a terminal or a notebook, at the first process of rank 0."""
+    """Returns whether a person watches: on a terminal or in a notebook, at the first process of rank 0."""
     if multiprocessing.parent_process() is not None or not (in_notebook() or _on_terminal()):
         return False
     try:
@@ -154,7 +152,7 @@ def _on_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a notebook's kernel, whose stderr is a page."""
+    """Returns whether this runs in a notebook's kernel, whose stderr is a page."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
@@ -166,7 +164,7 @@ def show(
     patience: float = PATIENCE,
     every: float = EVERY,
 ) -> None:
-    """Shows the phases that there are `now`, until `wait` says that all have ended."""
+    """Shows the current phases until `wait` says that all have ended."""
     ended, shown, of = wait(patience), None, None
     while not ended:
         phase = now()
@@ -189,7 +187,7 @@ def _now() -> Phase | None:
 
 
 def bar(phase: Phase) -> Any:
-    """A bar of tqdm's, or else a Line. Both have `n`, `initial`, `postfix`, `refresh` and `close`."""
+    """Returns a bar of tqdm, or a Line. Both have `n`, `initial`, `postfix`, `refresh` and `close`."""
     if find_spec("tqdm") is None:
         return Line(phase)
     made = tqdm_bar()
@@ -205,24 +203,24 @@ def bar(phase: Phase) -> Any:
 
 
 def tqdm_bar() -> Any:
-    """The bar of tqdm: a widget in a notebook with ipywidgets. (tqdm.auto writes a warning into those without.)"""
+    """Returns tqdm's bar: a widget in a notebook with ipywidgets. (tqdm.auto writes a warning into those without.)"""
     widgets = in_notebook() and find_spec("ipywidgets") is not None
     return import_module("tqdm.notebook" if widgets else "tqdm.std").tqdm  # only here: it need not be installed
 
 
 class Lines:
-    """A line each time, for whoever reads them later. What is not told here is in the Phase."""
+    """Writes a line each time, for a log."""
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = time.monotonic) -> None:
         self.n = self.initial = 0
         self.postfix, self._phase, self._clock = "", phase, clock
 
     def refresh(self) -> None:
-        """Writes it."""
+        """Writes the line."""
         self._put(self._phase.text(self._clock() - self._phase.began) + "\n")
 
     def close(self) -> None:
-        """Leaves it."""
+        """Leaves the lines."""
 
     def _put(self, text: str) -> None:
         try:
@@ -236,9 +234,9 @@ class Line(Lines):
     """One line on a terminal, which changes."""
 
     def refresh(self) -> None:
-        """Writes it anew."""
+        """Writes the line anew."""
         self._put("\r" + self._phase.text(self._clock() - self._phase.began) + "\033[K")
 
     def close(self) -> None:
-        """Takes it away."""
+        """Removes the line."""
         self._put("\r\033[K")

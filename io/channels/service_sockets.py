@@ -1,4 +1,4 @@
-"""Where services are found and who may connect; starts a service where there is none."""
+"""Finds the sockets of services, checks who may connect, and starts a service if there is none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDS_WITHIN = 10.0  # seconds that one that ends, or begins, may hold its lock w
 
 
 def folder() -> Path:
-    """Returns where this user's services listen. It need not be there, and whose it is, is checked by who enters it."""
+    """Returns the folder of this user's services. It need not exist; whoever enters it checks its owner."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if Path(runtime).is_dir():
         return Path(runtime) / "solar"
@@ -39,12 +39,12 @@ def folder() -> Path:
 
 
 def real(path: str) -> str:
-    """The name by which jobs and service speak of a file: a URL is what it is."""
+    """Returns the name by which jobs and service call a file. A URL stays as it is."""
     return path if is_url(path) else os.path.realpath(path)
 
 
 def socket_of(files: Sequence[str]) -> Path:
-    """Where the service of these files listens."""
+    """Returns the path of the socket of the service for these files."""
     key = b"".join(real(one).encode(errors="surrogateescape") + b"\0" for one in sorted(files))
     return folder() / f"serve-{hashlib.sha256(key).hexdigest()[:16]}.sock"
 
@@ -84,10 +84,10 @@ def named_service(service: str) -> tuple[Path, int]:
 
 
 def listen(path: Path, group: int | None = None) -> tuple[socket.socket, int]:
-    """Returns a socket that listens there, for the user and a group, and the lock that says who listens.
+    """Returns a listening socket for the user and a group, and the lock of the one that listens.
 
     Raises PlanError if another service listens there. All names are looked up in the folder that was checked, so it
-    does not matter whether somebody exchanges that folder for another meanwhile.
+    does not matter if somebody replaces that folder meanwhile.
     """
     where = private(path.parent, group)
     lock = -1
@@ -119,7 +119,7 @@ def listen(path: Path, group: int | None = None) -> tuple[socket.socket, int]:
 
 
 def _take(lock: int, path: Path) -> None:
-    """Takes the lock. One that ends has taken its socket away before: it is waited for. PlanError where one listens."""
+    """Takes the lock, waiting for a service that is ending. Raises PlanError if one listens."""
 
     def there() -> None:
         if path.exists():
@@ -130,7 +130,7 @@ def _take(lock: int, path: Path) -> None:
 
 
 def locked(file: int) -> bool:
-    """Whether the lock on it is this process's now."""
+    """Returns whether this process now has the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -139,12 +139,11 @@ def locked(file: int) -> bool:
 
 
 def connect(path: Path, seconds: float, owner: int | None = None) -> socket.socket:
-    """Returns a connection to the service there. `owner` is the user who must have it, where the path was given.
+    """Returns a connection to the service there. `owner` is the user who must own it, if the path was given.
 
-    Without `owner` the path is one that was found: folder and socket must be this user's, and closed to all others.
-    Both are checked before anything is connected, and the socket is looked up in the folder that was checked. Raises
-    PlanError if they are another user's, or if somebody else could have put a socket there, and ReadError if no service
-    answers.
+    Without `owner` the path was found: folder and socket must be this user's, and closed to all others. Both are
+    checked before it connects, and the socket is looked up in the folder that was checked. Raises PlanError if they are
+    another user's, or if somebody else could have put a socket there, and ReadError if no service answers.
     """
     user = os.geteuid() if owner is None else owner
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -168,7 +167,7 @@ def connect(path: Path, seconds: float, owner: int | None = None) -> socket.sock
 
 
 def open_folder(where: Path, owner: int | None) -> int:
-    """Returns a descriptor of a folder that is the owner's, or this user's own. OSError if there is none."""
+    """Returns a descriptor of a folder that is the owner's, or this user's own. Raises OSError if there is none."""
     user = os.geteuid() if owner is None else owner
     try:
         opened = os.open(where, FOLDER_FLAGS | os.O_PATH)  # O_PATH: a group may enter, and perhaps not list it
@@ -190,7 +189,7 @@ def open_folder(where: Path, owner: int | None) -> int:
 
 
 def _check_socket(path: Path, where: int, owner: int | None) -> None:
-    """Raises PlanError unless this is a socket of the owner's, or of this user's own. OSError if nothing is there."""
+    """Raises PlanError unless this is a socket of the owner's, or of this user's own; OSError if nothing is there."""
     facts = os.stat(path.name, dir_fd=where, follow_symlinks=False)
     if not stat.S_ISSOCK(facts.st_mode):
         raise PlanError(f"{path}: this is no socket, and a symbolic link to one is not followed")
@@ -201,7 +200,7 @@ def _check_socket(path: Path, where: int, owner: int | None) -> None:
 
 
 def _of_another(path: Path, what: str, found: int, owner: int | None) -> str:
-    """Says that a folder or a socket has another owner, and what to do about it."""
+    """Returns the error for a folder or socket with another owner, with what to do about it."""
     if owner is None:
         do = "set XDG_RUNTIME_DIR to a folder of your own"
     else:
@@ -217,12 +216,12 @@ def _whose(user: int) -> str:
 
 
 def path_within(folder: int, name: str) -> str:
-    """Returns a path of this name in a folder that is open, whatever has become of the folder's own name."""
+    """Returns a path of this name in an open folder, whatever has become of the folder's own name."""
     return f"/proc/self/fd/{folder}/{name}"
 
 
 def may_come(peer: socket.socket, group: int | None) -> bool:
-    """Whether a process of the same user is at the other end, or one of this group."""
+    """Returns whether the process at the other end is of the same user, or of this group."""
     if is_own(peer) or group is None:
         return is_own(peer)
     if peer_of(peer)[2] == group:
@@ -234,7 +233,7 @@ def may_come(peer: socket.socket, group: int | None) -> bool:
 
 
 def greeted(path: Path, seconds: float, name: str, owner: int | None = None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a connection to the service there that has said hello, and the service's welcome: see `connect`."""
+    """Returns a connection to the service there after its greeting, and the service's welcome: see `connect`."""
     peer = connect(path, seconds, owner)
     try:
         hello = {"is": "hello", "speaks": list(SPEAKS), "solar": __version__, "pid": os.getpid(), "name": name}
@@ -247,7 +246,7 @@ def greeted(path: Path, seconds: float, name: str, owner: int | None = None) -> 
 def ask(
     peer: socket.socket, path: Path, message: dict[str, Any], wanted: str, descriptors: Sequence[int] = ()
 ) -> tuple[dict[str, Any], list[int]]:
-    """The answer, and the descriptors that came with it. Refused, or ReadError where there is none."""
+    """Returns the answer, and its descriptors. Raises Refused, or ReadError if there is none."""
     try:
         send(peer, message, descriptors)
         came = receive(peer, OF_SERVICE)
@@ -308,10 +307,7 @@ LINGERS = 60.0  # seconds that it stays when nobody is there
 
 
 def begin(path: Path, files: Sequence[str], memory: str) -> None:
-    """Has a service of these files listen there. Of several jobs one begins it, and the others wait for that one.
-
-    PlanError where it cannot be begun.
-    """
+    """Starts a service for these files; several jobs start only one. Raises PlanError if it cannot."""
     where = private(path.parent)
     try:
         turn = os.open(path.with_suffix(".begin").name, LOCK_FLAGS, 0o600, dir_fd=where)

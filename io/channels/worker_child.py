@@ -65,7 +65,7 @@ class Slab:
 
 
 class Slabs:
-    """The slabs of one end: few, because they are used again, and of the sizes that are needed."""
+    """The slabs of one end: few, because they are reused, and of the sizes that are needed."""
 
     def __init__(self) -> None:
         self._free: list[Slab] = []
@@ -73,7 +73,7 @@ class Slabs:
         self._made = self._taken = 0
 
     def take(self, nbytes: int) -> Slab:
-        """A slab of at least `nbytes`, at most twice that, that the other end does not look at."""
+        """Returns a slab of at least `nbytes`, at most twice that, that the other end does not use."""
         self._taken += 1
         fitting = [slab for slab in self._free if nbytes <= slab.memory.nbytes <= max(2 * nbytes, 1 << 16)]
         slab = min(fitting, key=lambda slab: slab.memory.nbytes) if fitting else self._new(nbytes)
@@ -86,7 +86,7 @@ class Slabs:
         self._free.append(self._lent.pop(number))
 
     def let_go(self) -> list[int]:
-        """The numbers of the slabs that were not needed for long, which are no more."""
+        """Frees slabs that were not needed for long. Returns their numbers."""
         old = [slab.number for slab in self._free if self._taken - slab.used > IDLE_MESSAGES]
         self._free = [slab for slab in self._free if slab.number not in old]
         return old
@@ -106,7 +106,7 @@ class Slabs:
 
 
 class Packed(NamedTuple):
-    """What is to be sent, copied already."""
+    """A message to send, with everything copied."""
 
     stream: bytes
     slab: Slab | None
@@ -117,7 +117,7 @@ class Packed(NamedTuple):
 
 
 class Letter:
-    """What was received, not unpickled yet. Dropped unopened, it frees its slab all the same."""
+    """A received message, not unpickled yet. Dropped unopened, it frees its slab, too."""
 
     def __init__(self, channel: Channel, kind: int, task: int, stream: bytes, slab: int | None, places: Places) -> None:
         self.kind, self.task = kind, task
@@ -125,7 +125,7 @@ class Letter:
         self._lease = None if slab is None else channel.lease(slab, sum(places[-1]))
 
     def open(self) -> Any:
-        """The object; once. Large arrays in it lie over the slab, which is free when the last of them is gone."""
+        """Returns the object, once. Large arrays in it lie in the slab, which is freed with the last of them."""
         stream: Any = self._stream
         parts: list[NDArray[np.uint8]] = []
         lease, self._lease = self._lease, None
@@ -138,7 +138,7 @@ class Letter:
 
 
 class Channel:
-    """One end. On a socket that blocks, `post` and `receive` wait; on another they do what can be done now."""
+    """One end. On a blocking socket `post` and `receive` wait; on another they do what can be done now."""
 
     def __init__(
         self, end: socket.socket, reducers: Reducers, unpickler: type[pickle.Unpickler] = pickle.Unpickler
@@ -179,7 +179,7 @@ class Channel:
         return Packed(bytes(stream), slab, places)
 
     def post(self, kind: int, task: int, packed: Packed) -> None:
-        """Sends what was packed. By now the caller has dropped what it packed: what this frees is told with it."""
+        """Sends a packed message. The caller has dropped the value by now: the message also says what that frees."""
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         slab, descriptor = None, None
         if packed.slab is not None:
@@ -203,7 +203,7 @@ class Channel:
                     self._outbox.popleft()
 
     def receive(self) -> list[Letter] | None:
-        """The letters that one look at the socket completes; None if there is nothing to see, EOFError at the end."""
+        """Returns the messages that one look completes; None if nothing arrived. Raises EOFError at the end."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.end, 1 << 16, 1)
         except BlockingIOError:
@@ -242,20 +242,23 @@ class Channel:
             os.close(descriptor)
 
     def lease(self, slab: int, nbytes: int) -> NDArray[np.uint8]:
-        """An array over a slab, which is free when that is gone. Arrays over it refer to it, and not past it: numpy
-        shortens a chain of views only as far as the array that is over something else, here a mapping."""
+        """Returns an array in a slab, which is freed with the array.
+
+        Arrays made from it refer to it and not past it: numpy shortens a chain of views only as far as the array that
+        lies over something else, here a mapping.
+        """
         lease = np.frombuffer(self._mapped[slab], np.uint8, nbytes)
         weakref.finalize(lease, _return, slab, self._kept, self._freed).atexit = False
         return lease
 
     def keep(self, slab: int | None) -> bool:
-        """Whether arrays may hold on to the slab. Else who keeps every batch came to the end of all descriptors."""
+        """Returns whether arrays may hold the slab. Otherwise keeping every batch would use up all descriptors."""
         if slab is not None and len(self._kept) < SLABS_KEPT:
             self._kept.add(slab)
         return slab in self._kept
 
     def close(self) -> None:
-        """Ends the conversation. Arrays that were received stay as they are."""
+        """Ends the conversation. Arrays that were received stay valid."""
         self.end.close()
         for descriptor in self._descriptors + [unsent for _, unsent in self._outbox if unsent is not None]:
             os.close(descriptor)
@@ -271,7 +274,7 @@ def _return(slab: int, kept: set[int], freed: deque[int]) -> None:
 
 
 def main(end: socket.socket, start: Sealed, number: int) -> None:
-    """Answers task after task until the parent is gone."""
+    """Answers one task after another until the parent is gone."""
     os.environ["MPI4PY_RC_INITIALIZE"] = "0"  # the main module may import mpi4py, and this process is no rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then ends us
     end.setblocking(True)
@@ -292,7 +295,7 @@ def main(end: socket.socket, start: Sealed, number: int) -> None:
 
 
 def answer_task(channel: Channel, letter: Letter, work: Any, failure: Any) -> tuple[int, int, Packed]:
-    """The answer to one task. Nothing of the task is left when it returns, unless the work or the answer has it."""
+    """Returns the answer to one task. Nothing else of the task is left afterwards."""
     try:
         if failure is None:
             packed = channel.pack(work(letter.open()), "the result of a transform process")

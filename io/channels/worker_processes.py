@@ -1,7 +1,7 @@
 """Processes that run the Python work of a loader: transforms and collate functions.
 
 multiprocessing's forkserver starts them, from a process without threads, MPI or open files. The present process is
-never forked, unless the caller's context says so. Messages, and the shared memory for arrays: process_child.py.
+never forked, unless the caller's context says so. Messages, and the shared memory for arrays, are in worker_child.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Processes:
         return [child.pid for child in self._children]
 
     def submit(self, payload: Any) -> Task:
-        """Sends a payload to the process with the fewest tasks, without waiting: how many there are is the caller's."""
+        """Sends a payload to the process with the fewest tasks, without waiting. The caller limits their number."""
         if not self._end.alive:
             raise RuntimeError("these transform processes are closed")
         for child in self._children:
@@ -96,7 +96,7 @@ class Processes:
         return task
 
     def close(self) -> None:
-        """Ends the processes, also those at work. Results that were waited for stay as they are."""
+        """Ends the processes, also those at work. Results that were received stay valid."""
         self._end()
 
     def __enter__(self) -> Processes:
@@ -107,7 +107,7 @@ class Processes:
 
 
 class Task:
-    """A payload that was sent, and its result. May be dropped."""
+    """A payload that was sent, and its result. It may be dropped."""
 
     def __init__(self, processes: Processes, child: _Child, number: int) -> None:
         self.number = number
@@ -116,13 +116,13 @@ class Task:
         self._child = child
 
     def done(self) -> bool:
-        """Whether `wait` needs no time."""
+        """Returns whether `wait` would return at once."""
         return self._child.has_answered(self)
 
     def wait(self, seconds: float | None = None) -> Any:
-        """The result, once; or raises what the work raised, of the same type, with the traceback in its text.
+        """Returns the result, once; or raises what the work raised, of the same type, with the traceback in its text.
 
-        TimeoutError if it did not come in time (one may wait again); SolarError if the process is no more.
+        Raises TimeoutError if it did not come in time (one may wait again), and SolarError if the process has ended.
         """
         letter = self._child.wait_for(self, seconds)
         try:
@@ -139,9 +139,9 @@ class Task:
 
 
 class _Child:
-    """A process, our end of the conversation with it, and its tasks.
+    """A process, our end of its channel, and its tasks. Any thread may submit and wait.
 
-    Any thread may submit and wait. One at a time looks at the socket, and hands out what comes for the others.
+    One thread at a time reads the socket, and hands out what arrives for the others.
     """
 
     def __init__(self, number: int, process: Any, end: socket.socket, reducers: Reducers) -> None:
@@ -174,7 +174,7 @@ class _Child:
                 self._channel.post(worker_child.TASK, task.number, packed)
 
     def look(self) -> None:
-        """Takes in what has come; raises if the process is no more."""
+        """Receives what has arrived. Raises if the process has ended."""
         with self._turn_here():
             self._receive()
             if self._lost:
@@ -186,7 +186,7 @@ class _Child:
             return task.letter is not None or bool(self._lost)
 
     def wait_for(self, task: Task, seconds: float | None) -> Letter:
-        """The answer to a task."""
+        """Returns the answer to a task."""
 
         def answer(nap: float) -> Letter | None:
             if task.letter is None and nap:
@@ -215,7 +215,7 @@ class _Child:
             self._channel.close()
 
     def end(self, seconds: float) -> None:
-        """Waits for the end of the process; after that long it is brought about."""
+        """Waits for the end of the process, and kills it after `seconds`."""
         self._process.join(max(0.0, seconds))
         if self._process.exitcode is None:
             self._process.kill()
@@ -231,7 +231,7 @@ class _Child:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Gives the conversation up if it is broken off in the middle of a word, say by Ctrl-C."""
+        """Gives the channel up if the block is interrupted in the middle of a message, say by Ctrl-C."""
         try:
             yield
         except BaseException as error:
@@ -239,7 +239,7 @@ class _Child:
             raise
 
     def _pause(self, seconds: float) -> None:
-        """Waits until something may have come to the socket, or to us from the thread that looks at it."""
+        """Waits until something may have arrived on the socket, or from the thread that reads it."""
         if self._looking:
             self._turn.wait(seconds)
             return
@@ -256,7 +256,7 @@ class _Child:
             self._lose()
 
     def _receive(self) -> None:
-        """Hands out what has come, and sends what had to wait."""
+        """Hands out what has arrived, and sends what had to wait."""
         if self._lost or self._looking:  # taking what a thread is about to look for would let it look in vain
             return
         with self._in_step():
@@ -270,7 +270,7 @@ class _Child:
                 self._lose()
 
     def _lose(self) -> None:
-        """Finds out what became of the process."""
+        """Finds out how the process ended."""
         self._process.join(CLOSING_PATIENCE)
         how = ending(self._process.exitcode)
         self._lost = f"{self} {how}, {len(self._tasks)} of its tasks unfinished; what it wrote on stderr may say more"
@@ -319,8 +319,10 @@ def _end(children: list[_Child], owner: int) -> None:
 
 
 def unsendable(value: Any, reducers: Reducers) -> str:
-    """Why processes that are not forked cannot be started with this value; empty if they can. Raises in a process that
-    imports the main module, where none may be started."""
+    """Returns why processes that are not forked cannot be started with this value; empty if they can.
+
+    Raises in a process that is importing the main module, where none may be started.
+    """
     main = _main_module()
     try:
         pickles.sealed(value, main, reducers)
@@ -332,7 +334,7 @@ def unsendable(value: Any, reducers: Reducers) -> str:
 
 
 def _main_module() -> dict[str, str]:
-    """How a process would import our main module; nothing where it cannot. Raises where this process is doing so."""
+    """Returns how a process would import our main module; nothing if it cannot. Raises if this process is doing so."""
     try:
         data: dict[str, Any] = spawn.get_preparation_data("")
     except RuntimeError:
@@ -344,7 +346,7 @@ def _main_module() -> dict[str, str]:
 
 
 class _NameOnly(types.ModuleType):
-    """The main module to everybody who looks, except that it does not say where it came from."""
+    """Looks like the main module, except that it does not say where it came from."""
 
     def __init__(self, real: types.ModuleType) -> None:
         super().__init__("__main__")
@@ -358,9 +360,10 @@ class _NameOnly(types.ModuleType):
 
 @contextmanager
 def _main_module_unsent() -> Iterator[None]:
-    """In it, multiprocessing tells the process it starts nothing of the main module, which that would import first.
+    """Keeps multiprocessing from telling the processes that it starts about the main module, which they would import
+    first.
 
-    There is no switch for it. Other threads that look the main module up meanwhile, as pickle does, find all it has.
+    There is no switch for that. Other threads that look the main module up meanwhile, as pickle does, find all it has.
     """
     with _starting:
         real = sys.modules["__main__"]
@@ -372,7 +375,7 @@ def _main_module_unsent() -> Iterator[None]:
 
 
 def forget_processes() -> None:
-    """In a forked process: its copies of our ends would keep the processes alive when we are gone."""
+    """Closes our ends in a forked process, whose copies would keep the processes alive when we are gone."""
     global _starting
     _starting = threading.Lock()
     for end in list(_ends):

@@ -1,4 +1,4 @@
-"""Finds which rank of how many this process is."""
+"""Finds which rank this process is, and how many there are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Said(NamedTuple):
 
 
 def detect(rank: int | None = None, ranks: int | None = None) -> World:
-    """Which rank of how many this process is. Arguments count first; otherwise the first of these that knows:
+    """Returns which rank of how many this process is. Arguments count first; otherwise the first of these that knows:
 
     1. torch.distributed with a process group: the program itself has said who talks to whom.
     2. mpi4py, if the program imported it and MPI is initialised. A world of one that a launcher started several of is
@@ -35,8 +35,8 @@ def detect(rank: int | None = None, ranks: int | None = None) -> World:
        of salloc carry such variables, too, but are one process.
     6. If nobody knows: rank 0 of 1.
 
-    The place on the node is taken from a launcher that names the same rank of the same ranks; where none does, the
-    rank counts as alone on its node. Nothing is imported and no message is sent: ranks may ask at different times.
+    The place on the node is taken from a launcher that names the same rank of the same ranks; where none does, the rank
+    counts as alone on its node. Nothing is imported and no message is sent: ranks may ask at different times.
     """
     if rank is None or ranks is None:
         found = _process_group() or _mpi() or _find_launcher()[1] or World(0, 1)
@@ -46,10 +46,10 @@ def detect(rank: int | None = None, ranks: int | None = None) -> World:
 
 
 def place_on_node(rank: int, ranks: int) -> tuple[int, int] | None:
-    """Which of how many ranks of its node this rank is, as a launcher says that names the same rank of the same ranks.
+    """Returns this rank's place on its node, by a launcher that knows the same rank of the same ranks; None: unknown.
 
-    None: nobody says. One that says 0 of 1 is heard last: srun's word of mpiexec's daemons, torchrun's of its only
-    child. A launcher that makes no sense is passed over: nobody relies on it.
+    A launcher that says 0 of 1 is asked last: that is srun about mpiexec's daemon, or torchrun about its only child. A
+    launcher that contradicts itself is passed over.
     """
     alone = None
     for ask in _LAUNCHERS.values():
@@ -63,7 +63,7 @@ def place_on_node(rank: int, ranks: int) -> tuple[int, int] | None:
 
 
 def distributed_module() -> Any:
-    """torch.distributed if it has a process group, else None. It is not imported: a program that uses it has it."""
+    """Returns torch.distributed if it has a process group, else None, without importing it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -71,25 +71,25 @@ def distributed_module() -> Any:
 
 
 def mpi_module() -> Any:
-    """mpi4py.MPI while MPI is initialised, else None. It is not imported, for that would start MPI."""
+    """Returns mpi4py.MPI while MPI is initialised, else None. It is not imported, because that would start MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def launched_ranks() -> tuple[str, int]:
-    """The launcher that started this process, and the number of ranks."""
+    """Returns the launcher that started this process, and the number of ranks."""
     by, world = _find_launcher()
     return by, 1 if world is None else world.ranks
 
 
 def _process_group() -> World | None:
-    """What torch.distributed says."""
+    """Returns what torch.distributed says."""
     distributed = distributed_module()
     return None if distributed is None else World(distributed.get_rank(), distributed.get_world_size())
 
 
 def _mpi() -> World | None:
-    """What MPI says."""
+    """Returns what MPI says."""
     mpi = mpi_module()
     if mpi is None:
         return None
@@ -106,7 +106,7 @@ def _mpi() -> World | None:
 
 
 def _find_launcher() -> tuple[str, World | None]:
-    """Who started this process, and what that says."""
+    """Returns the launcher of this process, and what it says."""
     for name, ask in _LAUNCHERS.items():
         said = ask()
         if said is not None:
@@ -124,7 +124,7 @@ def _open_mpi() -> _Said | None:
 
 
 def _pmi() -> _Said | None:
-    """MPICH, Intel MPI, MVAPICH, and Cray's PALS, which has its own words for the node."""
+    """Returns what PMI says: MPICH, Intel MPI, MVAPICH, and Cray's PALS, which has its own names for the node."""
     pals = "PMI_LOCAL_RANK" in os.environ
     node = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") if pals else ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     return ranks_of_variables("PMI_RANK", "PMI_SIZE", *node)
@@ -147,7 +147,7 @@ _LAUNCHERS: dict[str, Callable[[], _Said | None]] = {
 
 
 def number_of_variable(name: str) -> int | None:
-    """The number that a variable holds; None where it is unset or empty."""
+    """Returns the number in an environment variable; None if it is unset or empty."""
     text = os.environ.get(name, "")
     if not text:
         return None
@@ -158,7 +158,7 @@ def number_of_variable(name: str) -> int | None:
 
 
 def _tasks_on_this_node(name: str) -> int | None:
-    """How many tasks this node has, of Slurm's list: 4(x2),3 says four, four, three."""
+    """Returns how many tasks this node has, from Slurm's list: 4(x2),3 says four, four, three."""
     text, node = os.environ.get(name, ""), number_of_variable("SLURM_NODEID")
     if not text or node is None:
         return None
@@ -182,7 +182,7 @@ def ranks_of_variables(
     ranks_per_node: str,
     per_node: Callable[[str], int | None] = number_of_variable,
 ) -> _Said | None:
-    """What these variables say; None where neither rank nor ranks is set."""
+    """Returns what these variables say; None if neither rank nor ranks is set."""
     values = {rank: number_of_variable(rank), ranks: number_of_variable(ranks)}
     which, of = values.values()
     if which is None and of is None:

@@ -26,10 +26,10 @@ SAMPLED_NBYTES = 64 << 20  # bytes of their values, at most
 
 
 class Pieces:
-    """Reads the values for chunks; several threads may call it at the same time.
+    """Reads the values for chunks. Several threads may call it at the same time.
 
-    The Reader reads whole samples, and its threads decode them; libhdf5 reads parts of large ones. libhdf5 decodes in
-    a process of its own, so that a crashing filter is an error here.
+    The Reader reads whole samples, and its threads decode them; libhdf5 reads parts of large ones. libhdf5 decodes in a
+    process of its own, so that a crashing filter is an error here.
     """
 
     def __init__(self, path: str, dataset: Any, part: Part) -> None:
@@ -38,13 +38,13 @@ class Pieces:
         self._rows = rows_of_part(path, part) if self._grid.whole_rows else None
 
     def chunks(self, first: int, count: int) -> list[NDArray[Any]]:
-        """The values of some chunks, each in full shape: places outside the dataset repeat its edge."""
+        """Returns the values of some chunks, each in full shape: places outside the dataset repeat its edge."""
         values = self.values(first, count)
         each = self._grid.chunk[0]
         return [self._whole(values[i * each : (i + 1) * each]) for i in range(count)]
 
     def encoded(self, first: int, count: int) -> list[bytes]:
-        """The chunks themselves."""
+        """Returns the chunks themselves."""
         made = []
         for i, values in enumerate(self.chunks(first, count)):
             try:
@@ -55,7 +55,7 @@ class Pieces:
         return made
 
     def values(self, first: int, count: int) -> NDArray[Any]:
-        """The values of some chunks, as one array."""
+        """Returns the values of some chunks, as one array."""
         box = self._grid.box(first, count)
         try:
             if self._rows is not None:
@@ -67,7 +67,7 @@ class Pieces:
         return np.ascontiguousarray(values, self._part.dtype)
 
     def _blame(self, box: Box, error: SolarError) -> SolarError:
-        """The error of the first original chunk that libhdf5 cannot read. The Reader's errors name theirs already."""
+        """Returns the error of the first original chunk that libhdf5 cannot read, by name."""
         direct = self._rows is not None and self._rows.layout.reader == "direct"
         if direct or self._dataset.chunks is None or not isinstance(error, ReadError):
             return error
@@ -89,18 +89,18 @@ class Pieces:
         return np.pad(piece, missing, mode="edge") if any(after for _, after in missing) else piece
 
     def sampled(self) -> list[NDArray[Any]]:
-        """Chunks from all over the dataset that represent it; always the same ones."""
+        """Returns chunks from all over the dataset that represent it, always the same ones."""
         most = max(1, min(SAMPLED, SAMPLED_NBYTES // max(1, self._grid.chunk_nbytes), self._grid.chunks))
         numbers = sorted({int(at) for at in np.linspace(0, self._grid.chunks - 1, most)})
         return [self.chunks(number, 1)[0] for number in numbers]
 
     def extremes(self, first: int, count: int, marks: Marks) -> tuple[float | int, float | int]:
-        """The least and the largest measured number of some chunks; inf, -inf if there is none."""
+        """Returns the least and the largest measured number of some chunks; inf, -inf if there is none."""
         return marks.extremes(self.values(first, count).ravel())
 
 
 def rows_of_part(path: str, part: Part) -> Rows | None:
-    """The Rows that read a part; None if only h5py in this process can read it."""
+    """Returns the Rows that read a part; None if only h5py in this process can read it."""
     try:
         layout = inspect(path, part.name, cache=None)
         return None if layout.reader == "none" else Rows(layout, native_order=True)
@@ -109,7 +109,7 @@ def rows_of_part(path: str, part: Part) -> Rows | None:
 
 
 def by_libhdf5(dataset: Any, box: Box) -> NDArray[Any]:
-    """A box of an open dataset as h5py reads it; in a separate process if there may be filters."""
+    """Returns a box of an open dataset as h5py reads it, in a separate process if it may have filters."""
     path, plan = dataset.file.filename, dataset.id.get_create_plist()
     if not plan.get_nfilters() and plan.get_layout() != h5py.h5d.VIRTUAL:
         try:
@@ -122,7 +122,7 @@ def by_libhdf5(dataset: Any, box: Box) -> NDArray[Any]:
 
 
 class Restored:
-    """Reads a compressed dataset chunk by chunk with solar's decoders; with libhdf5 what these cannot decode."""
+    """Reads a compressed dataset chunk by chunk with solar's decoders, or with libhdf5 where these cannot."""
 
     def __init__(self, dataset: Any, ours: bool) -> None:
         path = dataset.file.filename
@@ -135,7 +135,7 @@ class Restored:
         self.direct = inspect(path, dataset.name, cache=None).reader == "direct"
 
     def values(self, first: int, count: int) -> NDArray[Any]:
-        """The values of some chunks."""
+        """Returns the values of some chunks."""
         box = self.grid.box(first, count)
         if not self.direct:
             return by_libhdf5(self.dataset, box)

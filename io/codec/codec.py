@@ -114,22 +114,22 @@ class Codec:
             raise ValueError(f"{self.filter} keeps every bit: say lossless, or take zfp or {OUR_FILTER} for a bound")
 
     def absolute(self, span: float | Fraction) -> Codec:
-        """Returns the same codec with its bound as a number, never rounded up, for values that span `span`."""
+        """Returns the codec with its bound as a number, never rounded up, for values that span `span`."""
         if self.kind != "rel":
             return self
         return replace(self, kind="abs", bound=rounded_down(Fraction(self.bound) * Fraction(span)))
 
     def unit_name(self, unit: Fraction) -> str:
-        """Returns which numbers of a packed dataset the bound is about, where unpacking multiplies them by `unit`.
+        """Describes the numbers that the bound is about in a packed dataset, which unpacking multiplies by `unit`.
 
-        Empty if there is no bound, or if the numbers of the file are the values.
+        It is empty if there is no bound, or if the numbers of the file are the values.
         """
         if self.kind == "lossless":
             return ""
         return "stored numbers" if self.stored else "unpacked values" if unit != 1 else ""
 
     def encode(self, array: NDArray[Any], span: float | Fraction | None = None) -> bytes:
-        """The array's chunk. A relative bound refers to `span`; without it, to the array's own span."""
+        """Returns the array's chunk. A relative bound refers to `span`; without it, to the array's own span."""
         check_array(array)
         if self.filter != OUR_FILTER:
             raise TypeError(f"chunks of {self.filter} are made by libhdf5: solar.filters.named, or solar.compress")
@@ -144,7 +144,7 @@ class Codec:
         _native.decode_into(chunk, out, self.tables)
 
     def trained(self, arrays: list[NDArray[Any]]) -> Codec:
-        """The same codec with tables for data like these. A relative bound refers to their common span."""
+        """Returns the codec with tables for data like these. A relative bound refers to their common span."""
         for array in arrays:
             check_array(array)
         bound = self.absolute(max(map(span_of, arrays), default=Fraction(0))).bound
@@ -154,12 +154,12 @@ class Codec:
 
     @property
     def filter_values(self) -> tuple[int, ...]:
-        """The values for the HDF5 filter message of a dataset with these chunks."""
+        """Returns the values for the HDF5 filter message of a dataset with these chunks."""
         return tuple(_native.client_data(self.tables))
 
 
 def parse(text: str) -> Codec:
-    """The codec for settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd".
+    """Returns the codec for settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd".
 
     >>> parse("rel=1e-4,coder=pack").bound
     0.0001

@@ -30,7 +30,7 @@ class _Two:
 
 
 def differences(here: Any, there: Any, compressed: Collection[str]) -> Iterator[str]:
-    """The differences, in words. For datasets compressed `there`, values and storage are not compared."""
+    """Yields the differences, in words. For datasets compressed `there`, values and storage are not compared."""
     two = _Two(here, there, {object_address(there[name]) for name in compressed})
     two.twins[object_address(here["/"])] = object_address(there["/"])
     two.paths[object_address(here["/"])] = "/"
@@ -104,7 +104,7 @@ def compare_attributes(two: _Two, path: str, ours: Any, theirs: Any) -> Iterator
 
 
 def _attribute_differs(two: _Two, one: Any, other: Any) -> str:
-    """How two attributes differ; empty if they do not."""
+    """Returns how two attributes differ; empty if they do not."""
     space, space2 = one.get_space(), other.get_space()
     alike = (space.get_simple_extent_type(), space.shape) == (space2.get_simple_extent_type(), space2.shape)
     if not alike or not one.get_type().equal(other.get_type()):
@@ -127,7 +127,7 @@ def name_text(name: str) -> str:
 
 
 def attribute_value(one: Any) -> NDArray[Any]:
-    """The attribute's value: as it is stored, unless it refers to other places in the file."""
+    """Returns the attribute's value: as it is stored, unless it refers to other places in the file."""
     kind = one.get_type()
     check_readable(kind)
     leads = leads_elsewhere(kind)
@@ -174,7 +174,7 @@ def fill_value(dataset: Any, dtype: np.dtype[Any]) -> bytes:
 
 
 def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
-    """Whether the written values are the same. The rest is the fill value, which was compared with the dataset."""
+    """Returns whether the written values are equal. The rest is the fill value, compared elsewhere."""
     kind = ours.id.get_type()
     written = _write(ours)
     if ours.chunks and written != _write(theirs):
@@ -195,7 +195,7 @@ def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
 
 
 def _is_stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> bool:
-    """Whether filtered chunks have the same stored bytes. Damaged ones could not be decoded to compare."""
+    """Returns whether filtered chunks have the same stored bytes. Damaged ones could not be decoded to compare."""
     plans = [one.id.get_create_plist() for one in (ours, theirs)]
     filters = [[plan.get_filter(i)[:3:2] for i in range(plan.get_nfilters())] for plan in plans]
     if ours.chunks is None or not filters[0] or filters[0] != filters[1] or ours.chunks != theirs.chunks:
@@ -209,7 +209,7 @@ def _is_stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> b
 
 
 def _write(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes (begin, count) that may hold other values than the fill value."""
+    """Returns the boxes (begin, count) that may hold other values than the fill value."""
     if dataset.id.get_storage_size() == 0 and not dataset.external:
         return []
     if not dataset.chunks:
@@ -222,7 +222,7 @@ def _write(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def same_value(two: _Two, ours: Any, theirs: Any) -> bool:
-    """Whether two values are the same. References must lead to corresponding objects."""
+    """Returns whether two values are the same. References must lead to corresponding objects."""
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         if ours.dtype.names and ours.dtype.hasobject:
             return all(same_value(two, ours[name], theirs[name]) for name in ours.dtype.names)

@@ -37,7 +37,7 @@ def filters(name: str, itemsize: int, known: bool) -> tuple[tuple[int, tuple[int
 
 
 def chunk(name: str, values: NDArray[np.generic]) -> bytes:
-    """The chunk of these values."""
+    """Returns the chunk of these values."""
     items = np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.itemsize)
     coder = zstandard.ZstdCompressor(level=_LEVEL)
     if name == "zstd":
@@ -64,7 +64,7 @@ def _bit_blocks(items: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _bit_planes(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The bits of each block [block, item, byte] regrouped: the first bit of all items, then the second, and so on."""
+    """Returns the bits of each block [block, item, byte] regrouped: the first bit of all items, and so on."""
     words = blocks.transpose(0, 2, 1).copy().view("<u8")  # a copy even where it lies so already: it is changed
     for shift, mask in _SWAPS:
         moved = (words ^ (words >> np.uint64(shift))) & np.uint64(mask)
@@ -107,7 +107,7 @@ def registered() -> bool:
 
 
 def readable(filters: Iterable[int]) -> bool:
-    """Whether libhdf5 has all of these filters, after it was told where to look."""
+    """Returns whether libhdf5 has all of these filters, after it was told where to look."""
     registered()
     with suppress(ImportError):
         import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
@@ -115,13 +115,13 @@ def readable(filters: Iterable[int]) -> bool:
 
 
 def has_room(codec: Codec, axes: int) -> bool:
-    """Whether a filter's values have room for a codec's tables, and for type and shape of chunks with so many axes."""
+    """Returns whether a filter's values have room for a codec's tables, and for type and shape of such chunks."""
     kept = 2 + 2 * _MOST_KEPT if codec.marks or codec.limits else 0
     return len(codec.filter_values) + _ASKED + axes + kept <= MOST_VALUES
 
 
 def filter_values(codec: Codec, dtype: np.dtype[Any] | None = None, chunk: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The values of a dataset's filter message: tables, and how chunks of this type and shape are encoded.
+    """Returns the values of a dataset's filter message: tables, and how chunks of this type and shape are encoded.
 
     If type and shape are left out, libhdf5 fills them in when it makes the dataset. With them it can check a chunk's
     size before it allocates memory, so give them if you know them. The codec's bound must be absolute.
@@ -261,7 +261,7 @@ def _hdf5plugin(name: str) -> Any:
 
 
 def filter_packages(codecs: Iterable[Codec | None]) -> dict[str, str]:
-    """The other packages that make the chunks, with their versions. PlanError if one is needed and missing."""
+    """Returns the other packages that make the chunks, with their versions. PlanError if one is needed and missing."""
     needed = {codec.filter for codec in codecs if codec is not None} - {OUR_FILTER}
     found = {"zstandard": VERSION} if needed & {*NAMES} else {}
     try:
@@ -273,7 +273,7 @@ def filter_packages(codecs: Iterable[Codec | None]) -> dict[str, str]:
 
 
 def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The filters of a dataset with chunks of this codec: number and values of each."""
+    """Returns the filters of a dataset with chunks of this codec: number and values of each."""
     if codec.filter == OUR_FILTER:
         return ((FILTER, filter_values(codec, dtype, chunk)),)
     if codec.filter in NAMES:
@@ -283,7 +283,7 @@ def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tupl
 
 
 def encode_chunk(codec: Codec, values: NDArray[Any]) -> bytes:
-    """The chunk of these values. If another filter than ours does not make them smaller, they stay as they are."""
+    """Returns the chunk of these values; values that another filter does not shrink stay as they are."""
     if codec.filter == OUR_FILTER:
         return codec.encode(values)
     if codec.filter in NAMES:
@@ -332,7 +332,7 @@ def _check_kept(codec: Codec, values: NDArray[Any], back: NDArray[Any]) -> None:
 def _by_libhdf5(
     filters: tuple[tuple[int, tuple[int, ...]], ...], values: NDArray[Any]
 ) -> tuple[int, bytes, NDArray[Any]]:
-    """The mask and the bytes of a chunk, and the values libhdf5 reads from it, by a file in memory."""
+    """Returns the mask and the bytes of a chunk, and the values libhdf5 reads from it, by a file in memory."""
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_chunk(values.shape)
     for number, said in filters:

@@ -38,7 +38,7 @@ class Grid:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return math.prod(self.counts)
 
     @property
@@ -52,7 +52,7 @@ class Grid:
         return self.chunk[1:] == self.shape[1:]
 
     def begin(self, number: int) -> tuple[int, ...]:
-        """Where a chunk begins."""
+        """Returns where a chunk begins."""
         place = []
         for count, part in zip(reversed(self.counts), reversed(self.chunk), strict=True):
             number, at = divmod(number, count)
@@ -60,13 +60,13 @@ class Grid:
         return tuple(reversed(place))
 
     def box(self, first: int, chunks: int = 1) -> Box:
-        """The box of one chunk, or of several chunks of whole samples."""
+        """Returns the box of one chunk, or of several chunks of whole samples."""
         begin = self.begin(first)
         ends = (begin[0] + chunks * self.chunk[0], *(b + c for b, c in zip(begin[1:], self.chunk[1:], strict=True)))
         return tuple(slice(b, min(e, n)) for b, e, n in zip(begin, ends, self.shape, strict=True))
 
     def per_task(self, stored_rows: int = 1) -> int:
-        """The number of chunks in a task.
+        """Returns the number of chunks in a task.
 
         Tasks begin where the original's chunks of `stored_rows` rows begin, so that none of these is decoded twice.
         """
@@ -79,14 +79,15 @@ class Grid:
         return each * max(1, -(-TASK // (each * one)))
 
     def tasks(self, stored_rows: int = 1) -> Iterator[tuple[int, int]]:
-        """All chunks in order, as tasks: (first chunk, number of chunks)."""
+        """Yields all chunks in order, as tasks: (first chunk, number of chunks)."""
         each = self.per_task(stored_rows)
         for first in range(0, self.chunks, each):
             yield first, min(each, self.chunks - first)
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, samples: int | None = None) -> tuple[int, ...]:
-    """The chunk shape for samples along axis 0: one a chunk, several if they are small, or a part of a large one.
+    """Returns the chunk shape for samples along axis 0: one a chunk, several if they are small, or a part of a large
+    one.
 
     >>> chunk_shape((500, 128, 128), 4)
     (1, 128, 128)
@@ -111,9 +112,9 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, samples: int | None = Non
 
 
 def chunk_begins(dataset: Any) -> Iterator[tuple[int, ...]]:
-    """Where each stored chunk of an h5py DatasetID begins, in C order. Of a file that nobody writes.
+    """Returns where each stored chunk of an h5py DatasetID begins, in C order. The file must not be written meanwhile.
 
-    libhdf5's own list of them is not in releases before 1.10.10, and mixes up the axes where a later one is unlimited.
+    libhdf5's own list of them is missing before 1.10.10, and mixes up the axes if a later one is unlimited.
     """
     file = h5py.h5i.get_file_id(dataset)
     path = os.fsdecode(h5py.h5f.get_name(dataset))
@@ -124,7 +125,7 @@ def chunk_begins(dataset: Any) -> Iterator[tuple[int, ...]]:
 
 
 def stored_values(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> NDArray[Any]:
-    """Values of an h5py DatasetID in their own type, to the bit."""
+    """Returns values of an h5py DatasetID in their own type, bit for bit."""
     kind = dataset.get_type()
     values = np.empty(count, np.dtype((np.void, kind.get_size())))
     dataset.read(*spaces(dataset, begin, count), values, kind)
@@ -132,7 +133,7 @@ def stored_values(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) 
 
 
 def spaces(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> tuple[Any, Any]:
-    """The dataspaces of such values in memory and in the file."""
+    """Returns the dataspaces of such values in memory and in the file."""
     if not count:
         return h5py.h5s.ALL, h5py.h5s.ALL
     there = dataset.get_space()
@@ -141,7 +142,7 @@ def spaces(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> tupl
 
 
 def slabs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boxes (begin, count) in C order that cover the shape, of at most so many bytes, or one element each."""
+    """Yields boxes (begin, count) in C order that cover the shape, of at most `most` bytes, or one element each."""
     box = list(shape)
     for axis in range(len(box)):
         rest = math.prod(box[axis + 1 :]) * itemsize

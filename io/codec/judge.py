@@ -1,8 +1,8 @@
 """Judges the values that come back from a compressed file, in exact arithmetic, without code of the encoder.
 
-The encoder's code is not used here, on purpose: not its reading of attributes, nor its arithmetic. Integers are
-compared as integers. The difference of two floating-point numbers is taken with its rounding error, and both are
-compared with a bound that is a fraction.
+Neither the encoder's reading of attributes nor its arithmetic is used here. Integers are compared as integers. The
+difference of two floating-point numbers is taken with its rounding error, and both are compared with a bound that is a
+fraction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMITS = (("valid_min", ">="), ("valid_max", "<="), ("valid_range", ">=<="))
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the attributes of a dataset say of its values."""
+    """What the attributes of a dataset say about its values."""
 
     dtype: np.dtype[Any]  # of the numbers that the stored bits mean
     missing: tuple[Any, ...]  # numbers of that type
@@ -49,14 +49,14 @@ class Meaning:
         return found
 
     def are_valid(self, numbers: Array) -> Iterator[Mask]:
-        """Returns for each limit which numbers are on its valid side."""
+        """Returns, for each limit, which numbers are on its valid side."""
         for side, end in self.limits:
             yield numbers >= end if side == ">=" else numbers <= end
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found of some values and of what came back for them. Places are counted through the array."""
+    """The result of comparing values with those that came back. Places are counted through the array."""
 
     beyond: int  # values that are off by more than the bound
     moved: int  # missing values that came back as others
@@ -233,7 +233,7 @@ def _in_type(number: Any, stored: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
 
 
 def packing_of_attributes(dataset: Any) -> tuple[Fraction | None, Fraction, np.dtype[Any] | None]:
-    """Returns how numbers are unpacked: scale, offset, and the type of these; no type where there is neither."""
+    """Returns how numbers are unpacked: scale, offset, and their type; no type if there is neither."""
     found = [attribute_numbers(read_attribute(dataset, name))[:1] for name in ("scale_factor", "add_offset")]
     terms = [one for numbers in found for one in numbers]
     if not terms:
@@ -243,7 +243,7 @@ def packing_of_attributes(dataset: Any) -> tuple[Fraction | None, Fraction, np.d
 
 
 def _outermost(number: Any, side: str, dataset: Any, dtype: np.dtype[Any]) -> Iterator[tuple[str, Any]]:
-    """Returns a limit as the outermost valid number: where people may read it in several ways, one for each way."""
+    """Returns a limit as the outermost valid number; if people may read it in several ways, one for each."""
     limit, kind = _fraction(number), np.asarray(number).dtype
     if limit is None:
         return
@@ -263,7 +263,7 @@ def _outermost(number: Any, side: str, dataset: Any, dtype: np.dtype[Any]) -> It
 
 
 def _within_type(limit: Fraction, side: str, dtype: np.dtype[Any]) -> Iterator[tuple[str, Any]]:
-    """Returns the outermost number of the type on the valid side of a limit; nothing if all or none are on it."""
+    """Returns the outermost number of the type on the valid side of a limit; nothing if all or none are."""
     if dtype.kind != "f":
         whole = math.ceil(limit) if side == ">=" else math.floor(limit)
         if np.iinfo(dtype).min <= whole <= np.iinfo(dtype).max:

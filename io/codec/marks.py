@@ -1,4 +1,4 @@
-"""Reads from the attributes of a dataset which values are marks, limits or labels.
+"""Finds out from the attributes of a dataset which values are marks, limits or labels.
 
 A chunk with a bound keeps values with a special meaning bit for bit. No measured value becomes one of them, and none
 crosses a limit of the valid range.
@@ -43,12 +43,12 @@ class Marks:
     read_as: np.dtype[Any]
 
     def real(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which values were measured: they are finite, and no marks."""
+        """Returns which values were measured: they are finite, and no marks."""
         found: NDArray[np.bool_] = np.isfinite(values) & ~np.isin(values, self.values)
         return found
 
     def numbers(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The values as the numbers that they mean."""
+        """Returns the values as the numbers that they mean."""
         return values.view(self.read_as)
 
     def extremes(self, values: NDArray[Any]) -> tuple[float | int, float | int]:
@@ -61,7 +61,7 @@ class Marks:
         return span_between(self.extremes(array) for array in arrays)
 
     def kept_by(self, codec: Codec) -> Codec:
-        """The codec, set to keep marks and limits. A lossless one keeps them anyway."""
+        """Returns the codec, set to keep marks and limits. A lossless one keeps them anyway."""
         if codec.kind == "lossless":
             return codec
         if self.too_many:
@@ -73,7 +73,7 @@ class Marks:
 
     @property
     def too_many(self) -> str:
-        """Why a codec with a bound cannot keep them; empty if it can."""
+        """Returns why a codec with a bound cannot keep them; empty if it can."""
         if len(self.values) > MOST_MARKS:
             return f"{len(self.values)} values of it mean something else than a number"
         return f"{len(self.limits)} limits divide its values" if len(self.limits) > MOST_LIMITS else ""
@@ -88,7 +88,7 @@ def span_between(extremes: Iterable[tuple[float | int, float | int]]) -> Fractio
 
 
 def marks_of(dataset: Any) -> Marks:
-    """The Marks of an open dataset of numbers, by its attributes and its fill value."""
+    """Returns the Marks of an open dataset of numbers, by its attributes and its fill value."""
     dtype = dataset.dtype.newbyteorder("=")
     other = _read_as(dataset, dtype)
     found: list[Any] = []
@@ -105,13 +105,13 @@ def marks_of(dataset: Any) -> Marks:
 
 
 def labelled(dataset: Any) -> str:
-    """The attributes that declare the values to be labels; empty if none does."""
+    """Returns the attributes that declare the values to be labels; empty if none does."""
     named = [name for name in FLAGS if attribute_of_marks(dataset, name) is not None]
     return f"its values are flags ({' and '.join(named)})" if named else ""
 
 
 def like_labels(dataset: Any, arrays: list[NDArray[Any]]) -> str:
-    """Why values like these seem to be labels rather than measurements; else empty."""
+    """Returns why values like these seem to be labels rather than measurements; else empty."""
     if said := labelled(dataset):
         return said
     marks = marks_of(dataset)
@@ -141,7 +141,7 @@ def attribute_of_marks(dataset: Any, name: str) -> Any:
 
 
 def mark_numbers(said: Any) -> list[Any]:
-    """The numbers of an attribute, which may hold several, or text."""
+    """Returns the numbers of an attribute, which may hold several, or text."""
     if said is None or isinstance(said, h5py.Empty):
         return []
     values = np.ravel(said)
@@ -167,12 +167,12 @@ def _read_as(dataset: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _least_turned(dtype: np.dtype[Any]) -> Any:
-    """The least number whose sign changes between the stored type and the type it is read as."""
+    """Returns the least number whose sign changes between the stored type and the type it is read as."""
     return dtype.type(0 if dtype.kind == "i" else 1 << (8 * dtype.itemsize - 1))
 
 
 def stored_value(value: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """A number as a stored value of this type; nothing if the type has no such value."""
+    """Returns a number as a stored value of this type; nothing if the type has no such value."""
     if dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"), suppress(OverflowError):  # text of hundreds of digits
             found = np.asarray(value).astype(dtype)[()]
@@ -195,7 +195,7 @@ Unpacking = tuple[Fraction, Fraction, np.dtype[Any]]  # scale, offset, and the t
 
 
 def _limits(dataset: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """The first value beyond each limit."""
+    """Yields the first value beyond each limit."""
     unpacked = _unpacking(dataset)
     for name, ends in (("valid_min", "<"), ("valid_max", ">"), ("valid_range", "<>")):
         numbers = mark_numbers(attribute_of_marks(dataset, name))
@@ -212,7 +212,7 @@ def _limits(dataset: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterato
 
 
 def _unpacking(dataset: Any) -> Unpacking | None:
-    """The scale, the offset and their type, where a dataset has a scale other than 0 or an offset."""
+    """Returns the scale, the offset and their type, if a dataset has an offset or a scale other than 0."""
     found = {name: mark_numbers(attribute_of_marks(dataset, name))[:1] for name in SCALING}
     terms = [one for numbers in found.values() for one in numbers]
     scale, offset = (
@@ -226,10 +226,10 @@ def _unpacking(dataset: Any) -> Unpacking | None:
 def _as_stored(
     number: Any, limit: Fraction, end: str, dtype: np.dtype[Any], unpacked: Unpacking | None
 ) -> Iterator[tuple[Fraction, str, bool]]:
-    """A limit among the stored numbers, which end of them it is, and whether people may have rounded it.
+    """Returns a limit among the stored numbers, which end of them it is, and whether people may have rounded it.
 
     In netCDF, a limit of the unpacked type, wider than the stored one, refers to the unpacked values. Of stored numbers
-    that are no integers, and where it may be meant in either way, no value crosses it in any way.
+    that are no integers, and if it may be meant in either way, no value crosses it in any way.
     """
     kind = np.asarray(number).dtype
     real = kind.kind == "f"
@@ -245,7 +245,7 @@ def _as_stored(
 
 
 def _first_floats(limit: Fraction, end: str, dtype: np.dtype[Any]) -> Iterator[Any]:
-    """The first values beyond a limit, and beyond it as rounded to this type: people compare with either."""
+    """Yields the first values beyond a limit, and beyond it as rounded to this type: people compare with either."""
     with np.errstate(over="ignore"):
         try:
             near = dtype.type(float(limit))
@@ -260,7 +260,7 @@ def _first_floats(limit: Fraction, end: str, dtype: np.dtype[Any]) -> Iterator[A
 
 
 def _first_whole(limit: Fraction, end: str, inexact: bool, other: np.dtype[Any], dtype: np.dtype[Any]) -> Iterator[Any]:
-    """The first integers beyond a limit. One that people may have rounded may be either of two."""
+    """Yields the first integers beyond a limit. If people may have rounded it, it may be either of two."""
     near = round(limit)
     firsts = {math.ceil(limit) if end == "<" else math.floor(limit) + 1}
     if inexact and abs(limit - near) <= max(Fraction(1), abs(limit)) / 100_000:
@@ -275,9 +275,9 @@ def _first_whole(limit: Fraction, end: str, inexact: bool, other: np.dtype[Any],
 
 
 def scale_of(dataset: Any) -> Fraction:
-    """Returns how far apart two unpacked values are whose stored numbers are one apart: 1 unless the data is packed.
+    """Returns the distance of unpacked values whose stored numbers are one apart: 1 unless the data are packed.
 
-    Raises LayoutError if the attribute scale_factor is there and is not one number.
+    Raises LayoutError if the attribute scale_factor exists and is not one number.
     """
     try:
         said = dataset.attrs.get(SCALING[0])  # None only where it is missing
@@ -298,8 +298,8 @@ def scale_of(dataset: Any) -> Fraction:
 def in_stored_unit(codec: Codec, dataset: Any) -> tuple[Codec, Fraction]:
     """Returns the codec with an absolute bound in the unit of the stored numbers, never rounded up, and that unit.
 
-    The unit is the distance of unpacked values whose stored numbers are one apart; 1 where the bound is of stored
-    numbers, or where these are all that can be said of.
+    The unit is the distance of unpacked values whose stored numbers are one apart; 1 if the bound is one of stored
+    numbers, or if only these are known.
     """
     if codec.stored or codec.kind == "lossless":
         return codec, Fraction(1)

@@ -31,7 +31,7 @@ REST_OF_FILE = 1 << 20  # bytes of groups and attributes, about
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress: bytes of values, and bytes of their chunks."""
+    """Bytes of values that are done, and bytes of their chunks."""
 
     doing: str  # "range", "sample", "copy" or "encode"
     name: str  # of the dataset; empty for all together
@@ -46,14 +46,14 @@ ProgressCallback = Callable[[Progress], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """The datasets to compress, with absolute bounds and trained tables; those left out; the estimated size."""
+    """The datasets to compress, with absolute bounds and trained tables; those left out; and the estimated size."""
 
     parts: tuple[Part, ...]
     left: tuple[Left, ...]
     expected: int
 
     def as_json(self) -> dict[str, Any]:
-        """For a journal."""
+        """Returns it for a journal."""
         return {
             "parts": [_part_as_json(part) for part in self.parts],
             "left": [asdict(one) for one in self.left],
@@ -63,13 +63,13 @@ class Prepared:
 
     @classmethod
     def of_json(cls, said: dict[str, Any]) -> Prepared:
-        """The Prepared in a journal."""
+        """Returns the Prepared of a journal."""
         left = tuple(Left(**one) for one in said["left"])
         return cls(tuple(_part_of_json(one) for one in said["parts"]), left, said["expected"])
 
 
 def codec_as_json(codec: Codec) -> dict[str, Any]:
-    """For a journal, or an attribute."""
+    """Returns it for a journal, or an attribute."""
     said = asdict(codec) | {name: getattr(codec, name).hex() for name in ("tables", *KEPT)}
     usual = {"filter": OUR_FILTER, "stored": False} | dict.fromkeys(KEPT, "")
     return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
@@ -111,7 +111,10 @@ def prepare(
     threads: int,
     progress: ProgressCallback,
 ) -> Prepared:
-    """Decides how to compress an open file. Reads some chunks of each dataset; all if its bound is relative."""
+    """Decides how to compress an open file.
+
+    It reads some chunks of each dataset, or all if its bound is relative.
+    """
     selected, left = select(file, codecs, chunk_samples)
     parts, expected = [], REST_OF_FILE
     for part in selected:
@@ -136,7 +139,7 @@ def prepare(
 def _ready(
     part: Part, path: str, dataset: Any, pool: Executor, threads: int, progress: ProgressCallback
 ) -> tuple[Part, int]:
-    """The part with its absolute bound and its tables, and its estimated bytes."""
+    """Returns the part with its absolute bound and its tables, and its estimated bytes."""
     pieces, marks = Pieces(path, dataset, part), marks_of(dataset)
     codec, unit = in_stored_unit(part.codec, dataset)
     part = replace(part, codec=codec, unit=unit)
@@ -150,7 +153,7 @@ def _ready(
 def _with_range(
     part: Part, pieces: Pieces, marks: Marks, pool: Executor, threads: int, progress: ProgressCallback
 ) -> Part:
-    """The part with its bound as a number: a share of the range of all its values."""
+    """Returns the part with its bound as a number: a share of the range of all its values."""
     least: float | int = math.inf
     largest: float | int = -math.inf
     work = ((task, pool.submit(pieces.extremes, *task, marks)) for task in part.grid.tasks(part.stored_rows))
@@ -166,7 +169,7 @@ def _with_range(
 
 
 def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]:
-    """The part with tables for its values, and its estimated bytes."""
+    """Returns the part with tables for its values, and its estimated bytes."""
     arrays = pieces.sampled()
     part = replace(part, codec=trained(part.codec, arrays))
     sizes = [len(chunk) for chunk in pool.map(part.encoded, arrays)]
@@ -175,7 +178,7 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 
 
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
-    """The codec with tables for values like these. It uses fewer arrays until the tables fit the filter's values."""
+    """Returns the codec with tables for such values, made from as many arrays as fit the filter's values."""
     step = 1
     needed = codec.filter == OUR_FILTER and codec.coder != "pack"
     while needed and step <= len(arrays):
@@ -190,13 +193,13 @@ def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
 
 
 def tasks_ahead(part: Part, threads: int) -> int:
-    """How many tasks may be in work at a time."""
+    """Returns how many tasks may be in work at a time."""
     task = part.grid.per_task(part.stored_rows) * part.grid.chunk_nbytes
     return max(2, min(threads + 2, WINDOW // max(1, task)))
 
 
 def results_in_order(begun: Iterator[tuple[Any, Future[Any]]], most: int) -> Iterator[tuple[Any, Any]]:
-    """The results of the tasks that an iterator begins, in order; up to `most` are begun ahead."""
+    """Yields the results of the tasks that an iterator begins, in order; up to `most` are begun ahead."""
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for one in begun:
         waiting.append(one)
@@ -231,9 +234,10 @@ class CodecTrial:
 def try_codecs(
     path: str, file: Any, name: str, asked: Sequence[Codec], chunk_samples: int | None = None, *, named: bool = True
 ) -> tuple[Part, list[CodecTrial]]:
-    """A dataset, and the result of each setting on it. Relative bounds refer to the range of the sampled chunks.
+    """Returns a dataset, and the result of each setting on it.
 
-    For data that looks like labels only lossless settings are tried, unless it was `named`; the part's `why` says so.
+    Relative bounds refer to the range of the sampled chunks. For data that looks like labels only lossless settings are
+    tried, unless it was `named`; the part's `why` says so.
     """
     (part,) = select(file, {name: asked[0]}, chunk_samples)[0]
     arrays = some_arrays(Pieces(path, file[part.name], part).sampled())
@@ -250,13 +254,13 @@ def try_codecs(
 
 
 def compressible(file: Any, names: Sequence[str]) -> list[str]:
-    """The datasets that would be compressed: the named ones, or else all that look like samples."""
+    """Returns the datasets that would be compressed: the named ones, or else all that look like samples."""
     codecs: dict[str | None, Codec | None] = dict.fromkeys(names, Codec("lossless")) or {REST: Codec("lossless")}
     return [part.name for part in select(file, codecs)[0]]
 
 
 def some_arrays(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Enough of the arrays, from all over."""
+    """Returns enough of the arrays, from all over."""
     count = max(1, min(len(arrays), ENOUGH_TRIED // max(1, arrays[0].nbytes)))
     return [arrays[int(i)] for i in np.linspace(0, len(arrays) - 1, count)]
 
@@ -304,7 +308,7 @@ def _psnr(pairs: list[tuple[NDArray[Any], NDArray[Any]]], span: float, marks: Ma
 
 
 def settings(asked: Codec | None) -> Iterator[Codec]:
-    """The settings to try: every coder with the given bound, or with several bounds."""
+    """Yields the settings to try: every coder with the given bound, or with several bounds."""
     for bound in BOUNDS if asked is None else (asked,):
         for coder in ("pack", "dense"):
             yield replace(bound, coder=coder)

@@ -70,7 +70,7 @@ class Part:
 
     @property
     def promise(self) -> dict[str, Any]:
-        """Returns what its attribute says of its bound: `bound` is that of the stored numbers."""
+        """Returns the text of its attribute about its bound: `bound` is that of the stored numbers."""
         asked = self.asked
         how = ("coder", asked.coder) if asked.filter == OUR_FILTER else ("filter", asked.filter)
         said: dict[str, Any] = dict([("version", 1), ("kind", asked.kind), ("bound", self.codec.bound), how])
@@ -82,15 +82,15 @@ class Part:
 
     @property
     def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The filters in its filter message: number and values of each."""
+        """Returns the filters in its filter message: number and values of each."""
         return pipeline(self.codec, self.dtype, self.chunk)
 
     def encoded(self, values: NDArray[Any]) -> bytes:
-        """The chunk of these values."""
+        """Returns the chunk of these values."""
         return encode_chunk(self.codec, values)
 
     def mask_of(self, chunk: bytes) -> int:
-        """HDF5's filter mask of a chunk, a bit for each skipped filter: none, or all if the values stay as they are."""
+        """Returns HDF5's filter mask of a chunk: no filter skipped, or all if the values stay as they are."""
         as_it_was = self.codec.filter != OUR_FILTER and len(chunk) == self.grid.chunk_nbytes
         return (1 << len(self.filters)) - 1 if as_it_was else 0
 
@@ -106,10 +106,11 @@ class Left:
 
 
 def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
-    """The datasets of an open file to compress, and those to leave as they are, in the order of the file's links.
+    """Returns the datasets of an open file to compress, and those to leave as they are, in the order of the file's
+    links.
 
-    Datasets that are labels by their attributes are compressed losslessly, unless named with a bound.
-    `codecs` gives the codec of each named dataset (None: leave it); under REST, that of all others with samples.
+    Datasets that are labels by their attributes are compressed losslessly, unless named with a bound. `codecs` gives
+    the codec of each named dataset (None: leave it); under REST, that of all others with samples.
     """
     found = datasets_of(file)
     named = {_check_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
@@ -138,7 +139,7 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
 
 
 def datasets_of(file: Any, broken: dict[str, str] | None = None) -> dict[str, Any]:
-    """Every dataset that hard links lead to from the root, by the first path to it.
+    """Returns every dataset that hard links reach from the root, by the first path to it.
 
     A dataset that libhdf5 cannot open is a LayoutError; if `broken` is given, it is put there with the reason.
     """
@@ -179,7 +180,7 @@ def _check_known(name: str | None, found: Mapping[str, Any], file: str) -> str:
 
 
 def _behind_link(file: str, name: str) -> str:
-    """The file and the dataset that a link leads to; empty if this name is no link."""
+    """Returns the file and the dataset that a link leads to; empty if this name is no link."""
     try:
         (dataset,) = _native.read_metadata(file, name)["datasets"]
     except SolarError:
@@ -188,7 +189,7 @@ def _behind_link(file: str, name: str) -> str:
 
 
 def why_not_compressed(dataset: Any) -> str:
-    """Why a dataset cannot be compressed; empty if it can."""
+    """Returns why a dataset cannot be compressed; empty if it can."""
     kind = dataset.id.get_type()
     if kind.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
         return "its values are no numbers"
@@ -208,7 +209,7 @@ def why_not_compressed(dataset: Any) -> str:
 
 
 def _not_samples(dataset: Any) -> str:
-    """Why a dataset that nobody named is left as it is; empty if it holds samples."""
+    """Returns why a dataset that nobody named is left as it is; empty if it holds samples."""
     plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
     if has_our_chunks(dataset):
@@ -233,12 +234,12 @@ def _not_samples(dataset: Any) -> str:
 
 
 def _exact(dataset: Any, codec: Codec) -> str:
-    """Why a dataset that nobody named is compressed bit for bit although a bound is asked for; empty if it is not."""
+    """Returns why a dataset that nobody named is compressed bit for bit although a bound is asked for; else empty."""
     return "" if codec.kind == "lossless" else labelled(dataset) or marks_of(dataset).too_many
 
 
 def has_our_chunks(dataset: Any) -> bool:
-    """Whether its chunks are in our own format."""
+    """Returns whether its chunks are in our own format."""
     plan = dataset.id.get_create_plist()
     try:
         return any(plan.get_filter(i)[0] == FILTER for i in range(plan.get_nfilters()))

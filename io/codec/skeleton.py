@@ -1,7 +1,7 @@
-"""Copies everything of an HDF5 file, except the values of chosen datasets, to another file.
+"""Copies an HDF5 file except for the values of chosen datasets.
 
 It copies groups, links of all kinds, committed types, attributes, fill values, order of creation, and the other
-datasets as they are stored. References then point to the copies of their targets; so objects are made first and
+datasets as they are stored. References then point to the copies of their targets, so objects are made first and
 attributes last. What cannot be copied is reported, except comments of groups, which h5py cannot read.
 """
 
@@ -60,7 +60,7 @@ class _Copy:
 def copy_structure(
     source: Any, target: Any, chosen: Mapping[str, Chosen], progress: ProgressCallback = lambda nbytes: None
 ) -> list[str]:
-    """Copies `source` to the empty file `target`; gives what could not be kept.
+    """Copies `source` to the empty file `target`. Returns what could not be kept.
 
     The chosen datasets, by path, get new chunk shape and filter, but no chunks. `progress` is called with bytes copied.
     """
@@ -85,7 +85,7 @@ def copy_structure(
 
 
 def links_of(group: Any) -> list[tuple[bytes, Any]]:
-    """The links of a group in the order of creation where that is known, else by name: (name, h5py's LinkInfo)."""
+    """Returns the links of a group (name, h5py's LinkInfo), by order of creation if known, else by name."""
     found: list[tuple[bytes, Any]] = []
     tracked = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
     by = h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME
@@ -104,7 +104,7 @@ def link_facts(info: Any) -> _Link:
 
 
 def _make_link(copy: _Copy, path: bytes, name: bytes, info: _Link) -> bool:
-    """Makes a link and its target. Gives whether the target is new."""
+    """Makes a link and its target. Returns whether the target is new."""
     here, there = h5py.h5o.open(copy.source.id, path), h5py.h5o.open(copy.target.id, path)
     shown = link_text(path.rstrip(b"/") + b"/" + name)
     how = h5py.h5p.create(h5py.h5p.LINK_CREATE)
@@ -184,7 +184,7 @@ def _make_chosen(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, chos
 
 
 def _type_there(copy: _Copy, kind: Any) -> Any:
-    """The type for a new object: the copy of a committed type, or the type itself."""
+    """Returns the type for a new object: the copy of a committed type, or the type itself."""
     if not kind.committed():
         return kind
     return copy.types.get(h5py.h5o.get_info(kind).addr, kind.copy())
@@ -218,7 +218,7 @@ def _copy_dataset(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, sho
 
 
 def _in_pieces(plan: Any) -> bool:
-    """Whether a dataset can be made by the same plan, and then filled."""
+    """Returns whether a dataset can be made by the same plan, and then filled."""
     if plan.get_layout() == h5py.h5d.CONTIGUOUS:
         return not plan.get_external_count()
     return plan.get_layout() == h5py.h5d.CHUNKED and all(
@@ -233,14 +233,14 @@ def _copy_by_hdf5(made: Any, there: Any, name: bytes, how: Any) -> None:
 
 
 def leads_elsewhere(kind: Any) -> bool:
-    """Whether values of this type point to data elsewhere: references, and values of variable length."""
+    """Returns whether values of this type point to data elsewhere: references, and values of variable length."""
     if kind.detect_class(h5py.h5t.REFERENCE) or kind.detect_class(h5py.h5t.VLEN):
         return True
     return bool(kind.detect_class(h5py.h5t.STRING)) and bool(kind.dtype.hasobject)
 
 
 def check_readable(kind: Any, within: bool = False) -> None:
-    """TypeError for lists that h5py 3.16 reads wrongly: of big-endian numbers, and of region references."""
+    """Raises TypeError for lists that h5py 3.16 reads wrongly: of big-endian numbers, and of region references."""
     if within and kind.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT) and not kind.dtype.isnative:
         raise TypeError("h5py cannot read lists of big-endian numbers")
     if kind.get_class() == h5py.h5t.REFERENCE and within and kind.equal(h5py.h5t.STD_REF_DSETREG):
@@ -253,7 +253,7 @@ def check_readable(kind: Any, within: bool = False) -> None:
 
 
 def _copy_chunks(copy: _Copy, made: Any, out: Any) -> bool:
-    """Copies the stored bytes of every chunk. False if h5py cannot read those of each."""
+    """Copies the stored bytes of every chunk. Returns False if h5py cannot read them."""
     try:
         begins = chunk_begins(made)
     except LayoutError:
@@ -340,7 +340,7 @@ def _copy_attribute(copy: _Copy, one: Any, there: Any) -> None:
 
 
 def _there(copy: _Copy, values: NDArray[Any]) -> NDArray[Any]:
-    """The same values with references to the corresponding objects in the other file."""
+    """Returns the values with references to the corresponding objects in the other file."""
     out = values.copy()
     if values.dtype.names:
         for name in values.dtype.names:

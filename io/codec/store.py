@@ -339,7 +339,7 @@ class _Run:
             self.progress(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
 
     def _begin(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
-        """The chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
+        """Yields the chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
         pieces = Pieces(str(self.path), self.file[part.name], part)
         for first, count in part.grid.tasks(part.stored_rows):
             ready = self._ready(count)
@@ -351,7 +351,7 @@ class _Run:
                 yield (first, count, ready[1]), done
 
     def _ready(self, count: int) -> tuple[list[bytes], bool] | None:
-        """The next chunks, and whether an earlier run had them, not other ranks just now; None unless all are there."""
+        """Returns the next chunks, and whether an earlier run made them; None unless all are there."""
         numbers = range(self._number, self._number + count)
         self._number += count
         if self.others is not None and self._theirs is not None and numbers.stop > self._theirs:
@@ -380,7 +380,7 @@ class _Run:
 
 
 def _nbytes_of(part: Part, first: int, count: int) -> int:
-    """The bytes of the values in some chunks, without what lies outside the dataset."""
+    """Returns the bytes of the values in some chunks, without what lies outside the dataset."""
     box = part.grid.box(first, count)
     return int(part.dtype.itemsize * math.prod(side.stop - side.start for side in box))
 

@@ -52,7 +52,7 @@ class Unfinished:
 
     @classmethod
     def begin(cls, target: Path, head: Mapping[str, Any], suffix: str = ".h5") -> Unfinished:
-        """An empty file beside `target` with its journal. While this process lives, no other run uses it."""
+        """Returns an empty file beside `target` with its journal. While this process lives, no other run uses it."""
         token = secrets.token_hex(8)
         path = hidden_path(target, token, suffix)
         try:
@@ -229,7 +229,7 @@ class Leftover:
         return None
 
     def _magic(self, begin: int, end: int) -> Iterator[int]:
-        """The places where a chunk's magic number stands."""
+        """Yields the places where a chunk's magic number stands."""
         assert self._file is not None
         while begin < end:
             block = os.pread(self._file.fileno(), SEARCH_BLOCK, begin)
@@ -290,7 +290,7 @@ def _plain(name: str) -> str:
 
 
 def leftover(target: Path, path: Path) -> Leftover | None:
-    """The leftover that the journal at `path` describes; None if it is not ours, or of no use."""
+    """Returns the leftover that the journal at `path` describes; None if it is not ours, or of no use."""
     try:
         journal = open_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -326,7 +326,7 @@ def _lock(journal: BinaryIO, target: Path) -> None:
 def parse_journal(
     lines: bytes, placed: bool
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64] | None]:
-    """The sizes, checksums and places of the chunks, up to the first invalid line."""
+    """Returns the sizes, checksums and places of the chunks, up to the first invalid line."""
     line, blanks = (PLACED_LINE, [8, 25]) if placed else (LINE, [8])
     whole = np.frombuffer(lines[: len(lines) // line * line], np.uint8).reshape(-1, line)
     good = (whole[:, blanks] == ord(" ")).all(axis=1) & (whole[:, -1] == ord("\n"))

@@ -318,7 +318,7 @@ def _compare_dataset(
 
 
 def _read_otherwise(restored: Any, box: Any, got: NDArray[Any]) -> str:
-    """How libhdf5 reads a box, if not as our decoder did; else empty."""
+    """Returns how libhdf5 reads a box, if not as our decoder did; else empty."""
     try:
         alike = by_libhdf5(restored, box).tobytes() == got.tobytes()
     except SolarError as error:

@@ -1,4 +1,4 @@
-"""A dataset as the blocks it lies in, out of which boxes are cut."""
+"""A dataset as the blocks that it consists of, from which boxes are cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_BLOCKS = 1 << 20  # of a dataset: larger ones have larger blocks
 
 
 def chunk_of(layout: Layout) -> tuple[int, ...] | None:
-    """The shape of its chunks; None for contiguous data. LayoutError where it has no blocks that native code reads."""
+    """Returns the shape of its chunks; None for contiguous data. LayoutError: native code cannot read blocks."""
     if layout.reader != "direct" or layout.spread:
         why = "it is a virtual dataset" if layout.spread else layout.reason or f"it is read by {layout.reader}"
         raise LayoutError(
@@ -35,7 +35,7 @@ def chunk_of(layout: Layout) -> tuple[int, ...] | None:
 
 
 def box_layout(layout: Layout) -> Layout:
-    """The blocks of such a dataset, part after part, each in the order of its grid; those at an end reach beyond it."""
+    """Returns the blocks of the dataset, part after part, in the order of the grid. Those at an end reach beyond it."""
     chunk, lengths = chunk_of(layout), np.diff(layout.part_first).tolist()
     block = chunk or _handy(layout, math.gcd(*lengths))
     grids = [math.prod(-(-n // b) for n, b in zip((rows, *layout.shape[1:]), block, strict=True)) for rows in lengths]
@@ -51,14 +51,14 @@ def box_layout(layout: Layout) -> Layout:
 
 
 def box_blocks(layout: Layout, boxes: Boxes) -> tuple[Layout, BoxBlocks]:
-    """The blocks of such a dataset, and which of them its boxes touch."""
+    """Returns the blocks of such a dataset, and which of them its boxes touch."""
     blocks, lengths = box_layout(layout), np.diff(layout.part_first)
     shapes = np.column_stack((lengths, *(np.full_like(lengths, n) for n in layout.shape[1:])))
     return blocks, BoxBlocks(boxes, blocks.sample_shape, -(-shapes // np.array(blocks.sample_shape)))
 
 
 def _handy(layout: Layout, rows: int) -> tuple[int, ...]:
-    """A block of contiguous data that is one run of bytes, and does not reach beyond the end."""
+    """Returns a block of contiguous data that is one run of bytes, and does not reach beyond the end."""
     wanted = max(BLOCK_NBYTES, layout.nbytes // MOST_BLOCKS)
     shape, nbytes = (max(1, rows), *layout.sample_shape), layout.dtype.itemsize
     for axis in reversed(range(len(shape))):
@@ -70,13 +70,13 @@ def _handy(layout: Layout, rows: int) -> tuple[int, ...]:
 
 
 def _divisor(number: int, wanted: float) -> int:
-    """The divisor that is nearest to what is wanted, as a factor."""
+    """Returns the divisor whose ratio to the wanted number is nearest to 1."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return min((*small, *(number // n for n in small)), key=lambda n: max(n / wanted, wanted / n))
 
 
 def cut_contiguous(layout: Layout, block: tuple[int, ...], grids: list[int]) -> Layout:
-    """Contiguous parts, cut into blocks. What was never written has none."""
+    """Returns contiguous parts cut into blocks. A part that was never written has none."""
     nbytes = math.prod(block) * layout.dtype.itemsize
     counts = np.where(np.diff(layout.part_chunks) > 0, grids, 0)
     ends = running(counts)

@@ -1,7 +1,7 @@
-"""The chunk table of a dataset, read from the file; a large one is kept in the cache of the user.
+"""The chunk table of a dataset, read from the file. A large one is kept in the user's cache.
 
 The cache (io/FORMAT.md) is mapped, not read. All of it is checked before use; if anything is wrong, the table is built
-again. Only damage to the HDF5 file is an error here.
+again. Only damage to the HDF5 file itself is an error here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Table:
 
 
 def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> Table:
-    """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
+    """Returns the table of a chunked dataset. `cache`: a folder, "auto" for the user's, None for none."""
     grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
     if cache is None or grid < WORTH_KEEPING or is_unversioned(path):
         return _walk_tree(path, dataset, grid)
@@ -95,13 +95,13 @@ def _key(path: str, dataset: _native.Dataset) -> bytes:
 
 
 def default_folder() -> Path:
-    """The user's."""
+    """Returns the user's cache folder."""
     named = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path.home() / ".cache") / "solar"
 
 
 def quietly(act: Callable[[], T]) -> T | None:
-    """The result of `act`, or None if the cache is missing, damaged, full or forbidden: never an error."""
+    """Returns the result of `act`; None, and never an error, if the cache is missing, damaged, full or forbidden."""
     try:
         return act()
     except (OSError, ValueError, RuntimeError, struct.error):
@@ -114,7 +114,7 @@ def _check_private(facts: os.stat_result) -> None:
 
 
 def _starts(flags: int, count: int) -> tuple[list[int], int]:
-    """Where each column begins (-1: not there), and where the file ends."""
+    """Returns where each column begins (-1: it is absent), and where the file ends."""
     starts, at = [], HEADER_NBYTES
     for width, there in ((8, flags & HAS_INDEX), (8, True), (8, True), (4, flags & HAS_MASK)):
         at = -(-at // ALIGNMENT) * ALIGNMENT if there else at
@@ -124,14 +124,14 @@ def _starts(flags: int, count: int) -> tuple[list[int], int]:
 
 
 def column_checksums(columns: list[Any]) -> list[int]:
-    """CRC-32 of each column. zlib releases the GIL, so together they take as long as one."""
+    """Returns the CRC-32 of each column. zlib releases the GIL, so all together take as long as one."""
     with ThreadPoolExecutor(len(columns)) as threads:
         return list(threads.map(lambda column: zlib.crc32(column) if len(column) else 0, columns))
 
 
 @contextmanager
 def kept_file(kept: Path) -> Iterator[BinaryIO]:
-    """A file of the cache; ValueError where somebody else could have written it. Whoever used it keeps it longest."""
+    """Opens a file of the cache, and marks it as used. ValueError: somebody else could have written it."""
     _check_private(kept.parent.stat())
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # or a FIFO waits
     with open(kept, "rb", opener=lambda name, _: os.open(name, flags)) as file:
@@ -198,7 +198,7 @@ def store_table(kept: Path, key: bytes, table: Table) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Removes the least recently used tables until the folder is small enough, and files of crashed writers."""
+    """Removes files of crashed writers, and the least recently used tables until the folder is small enough."""
     atomic_file.sweep(folder)
     sizes = []
     for path in folder.glob("*.index"):
@@ -221,7 +221,7 @@ UNDEFINED = 2**64 - 1  # the address of what was never written
 def chunk_arrays(
     files: list[str], datasets: list[_native.Dataset], cache: Folder, wanted: bool
 ) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of a Layout. Damage to them is an error only if they are needed for reading."""
+    """Returns the chunk arrays of a Layout. Damage to them is an error only if they are needed for reading."""
     if all(dataset["storage"] != "chunked" for dataset in datasets):
         return _one_extent_each(datasets)
     tables: list[Table] = []
@@ -237,7 +237,7 @@ def chunk_arrays(
 
 
 def joined_tables(tables: list[Table]) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of a Layout of which each part has one of these tables."""
+    """Returns the chunk arrays of a Layout whose parts have these tables."""
     dense = all(len(table.index) == 0 for table in tables)
     indices = [table.index if len(table.index) else np.arange(len(table.offset), dtype=np.uint64) for table in tables]
     return {
@@ -261,7 +261,7 @@ def _no_chunks() -> Table:
 
 
 def _one_extent_each(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of data without chunks: one extent for each part, or none if nothing was written."""
+    """Returns the chunk arrays of data without chunks: one extent per part, or none if nothing was written."""
     offset = np.fromiter((dataset["address"] for dataset in datasets), np.uint64, len(datasets))
     nbytes = np.fromiter((dataset["nbytes"] for dataset in datasets), np.uint64, len(datasets))
     written = (offset != UNDEFINED) & (nbytes > 0)
@@ -278,5 +278,5 @@ def join_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def running(counts: Any) -> NDArray[np.int64]:
-    """The running sums of the counts, beginning with 0."""
+    """Returns the running sums of the counts, beginning with 0."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64), dtype=np.int64)])

@@ -1,4 +1,4 @@
-"""The numpy dtype and the storage form of a dataset, or why only h5py can read it.
+"""The numpy dtype and the storage form of a dataset, or the reason why only h5py can read it.
 
 If the bytes in the file are those in memory, native code reads them directly. If libhdf5 must convert them (odd
 precision, strings that end at a zero byte, references, variable length), the reason says so and h5py reads them.
@@ -72,7 +72,7 @@ class _Head:
 
 
 def decode(message: bytes) -> tuple[np.dtype[Any], str]:
-    """The dtype of a datatype message as h5py gives it, and why h5py must read it (empty if it need not).
+    """Returns the dtype of a datatype message as h5py gives it, and why h5py must read it (empty if it need not).
 
     LayoutError for a damaged message, and for types that numpy has no dtype for.
 
@@ -102,7 +102,7 @@ def decode_message(message: _Message) -> _Type:
 
 
 def _bits(message: _Message, head: _Head) -> tuple[int, int]:
-    """Offset and precision of a number inside its bytes."""
+    """Returns offset and precision of a number inside its bytes."""
     offset, precision = message.number(2), message.number(2)
     room = 8 * head.nbytes
     if precision == 0 or offset + precision > room:
@@ -165,7 +165,7 @@ def _check_float(parts: list[tuple[int, ...]], end: int, norm: int) -> None:
 
 
 def _wide_enough(exponent_bits: int, mantissa_bits: int, bias: int) -> np.dtype[Any]:
-    """The smallest float of numpy that holds all values, as h5py chooses it."""
+    """Returns the smallest float of numpy that holds all values, as h5py chooses it."""
     for kind in (np.float16, np.float32, np.float64, np.longdouble):
         about = np.finfo(kind)
         highest = 2**exponent_bits - bias - 1
@@ -200,7 +200,7 @@ _PLAIN = r"[<>|=]?[a-zA-Z]\d*(\[\w+\])?"
 
 
 def _tag(text: str, head: _Head) -> _Type:
-    """h5py keeps dates and time spans as opaque bytes tagged with their dtype."""
+    """Returns the dtype that h5py writes as an opaque type with a tag: dates and time spans."""
     try:
         dtype = np.dtype(text if re.fullmatch(_PLAIN, text) else "no dtype")
     except TypeError:
@@ -270,7 +270,7 @@ def _check_members(members: list[_Member], nbytes: int) -> None:
 
 
 def _complex_of(members: list[_Member], nbytes: int) -> _Type | None:
-    """h5py takes two equal floats called r and i for a complex number."""
+    """Returns a complex dtype for two equal floats called r and i, as h5py does."""
     if [name for name, _, _ in members] != ["r", "i"]:
         return None
     (_, first, real), (_, second, imaginary) = members
@@ -376,7 +376,7 @@ dtype_of = lru_cache(maxsize=1024)(decode)  # by the bytes of the message: alike
 def forms_of(
     datasets: list[_native.Dataset], dtype: np.dtype[Any], per_file: bool
 ) -> tuple[list[Form], list[int], list[str]]:
-    """The different Forms, the Form of each part, and why each cannot be read directly (empty if it can)."""
+    """Returns the different Forms, the Form of each part, and why each cannot be read directly (empty if it can)."""
     forms: list[Form] = []
     reasons: list[str] = []
     numbers: dict[tuple[Any, ...], int] = {}
@@ -408,7 +408,7 @@ def storage_form(dataset: _native.Dataset, per_file: bool) -> Form:
 
 
 def reason_of(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
-    """Why a dataset cannot be read natively; empty if it can."""
+    """Returns why a dataset cannot be read natively; empty if it can."""
     if dataset["elsewhere"]:
         return dataset["elsewhere"]
     if why := dtype_of(dataset["datatype"])[1]:

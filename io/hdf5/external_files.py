@@ -1,9 +1,9 @@
-"""Which raw files a file may name, and which of them must not be read.
+"""Decides which raw files a file may refer to. slow_child.py loads it, in its process and in the caller's; it imports
+no solar.
 
-Loaded by slow_child.py, in its process and in the caller's; imports no solar.
-
-A raw file is any file: by its name an HDF5 file from elsewhere could show the bytes of any file of yours. So a raw file
-lies in the folder of the HDF5 file or below, or in the folder that HDF5_EXTFILE_PREFIX names, wherever links lead.
+Any file can be a raw file: through one, an HDF5 file from elsewhere could show the bytes of any file of yours. So a raw
+file must lie in the folder of the HDF5 file or below, or in the folder that HDF5_EXTFILE_PREFIX names, with all links
+followed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Unreadable(Exception):
 
 
 def raw_file(holder: str, name: str) -> Path:
-    """The path at which libhdf5 opens a raw file that a dataset of the file `holder` names; Unreadable if it must not.
+    """Returns the path at which libhdf5 opens a raw file that a dataset of the file `holder` names; Unreadable if it
+    must not.
 
     >>> raw_file("/data/run/scan.h5", "/data/run/raw/1.bin").name
     '1.bin'
@@ -48,7 +49,7 @@ def raw_file(holder: str, name: str) -> Path:
 
 
 def check_all(dataset: Any, depth: int = 0) -> None:
-    """Unreadable if libhdf5 would read a raw file that it must not, for this dataset or for a source of it."""
+    """Raises Unreadable if libhdf5 would read a forbidden raw file for this dataset, or for one of its sources."""
     import h5py
 
     holder = dataset.file.filename
@@ -69,7 +70,7 @@ def check_all(dataset: Any, depth: int = 0) -> None:
 
 
 def _sources(holder: str, dataset: Any) -> Iterator[tuple[Path, str]]:
-    """Every file that may be meant, and the dataset in it."""
+    """Yields every file that may be meant, and the dataset in it."""
     for one in dataset.virtual_sources():
         if "%" not in one.file_name + one.dset_name:
             yield from ((place, one.dset_name) for place in source_paths(holder, one.file_name))
@@ -85,7 +86,7 @@ def _sources(holder: str, dataset: Any) -> Iterator[tuple[Path, str]]:
 
 
 def source_paths(holder: str, name: str) -> Iterator[Path]:
-    """Where libhdf5 looks for a source's file, as far as something is there."""
+    """Returns where libhdf5 looks for a source's file, as far as something is there."""
     local = Path(name).name if name.startswith("/") else name
     own = [Path(holder).parent, Path(holder).resolve().parent]
     folders = [*map(Path, os.environ.get("HDF5_VDS_PREFIX", "").split(":")), *own]

@@ -1,7 +1,7 @@
 """The groups of files as samples: where the datasets of each lie, in a few arrays for millions of groups.
 
-Where a dataset has one shape in all groups, each is a row of a Layout whose chunks are those of all of them. Else its
-rows are those of one group after another, and each group is a part.
+If a dataset has one shape in all groups, each group is a row of a Layout whose chunks are those of all of them.
+Otherwise its rows are those of one group after another, and each group is a part.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ class GroupField(NamedTuple):
 def grouped(
     path: Paths, wanted: Sequence[str], pattern: str, ragged: Sequence[bool], cache: Folder
 ) -> tuple[list[GroupField], GroupNames]:
-    """Each of these datasets in all groups of the files; and the names of these. LayoutError where one cannot be read.
+    """Returns each of these datasets in all groups of the files, and the groups' names. Raises LayoutError if one is
+    unreadable.
 
-    `pattern`: of the groups' names ("/molecules/*"); empty for all that have the datasets. `ragged` says of which
-    datasets rows are wanted even if all are equally many.
+    `pattern` selects groups by name ("/molecules/*"); empty selects all that have the datasets. `ragged` are the
+    datasets whose rows are wanted even if all groups have equally many.
     """
     files = files_of(path)
     tables: list[GroupTable] = []
@@ -140,7 +141,7 @@ def _rows_of_files(columns: list[Column]) -> NDArray[np.int64]:
 
 
 def _dtype(files: list[str], columns: list[Column]) -> np.dtype[Any]:
-    """That of all groups; LayoutError where they differ, or native code cannot read one."""
+    """Returns the dtype of all groups. Raises LayoutError if they differ, or if native code cannot read one."""
     first = columns[0].kinds[0]
     every = [(file, one) for file, column in zip(files, columns, strict=True) for one in column.kinds]
     dtype = dtype_of(first["datatype"])[0]
@@ -160,7 +161,7 @@ def _dtype(files: list[str], columns: list[Column]) -> np.dtype[Any]:
 
 
 def _forms(files: list[str], columns: list[Column], make: Any) -> tuple[tuple[Form, ...], Array, Array]:
-    """The Forms of all groups; of each group its Form and its file."""
+    """Returns the Forms of all groups, and for each group its Form and its file."""
     numbers: dict[Form, int] = {}
     own = []
     for column in columns:
@@ -176,7 +177,7 @@ def _make_form(one: _native.Dataset, chunk: tuple[int, ...]) -> Form:
 
 
 def chunk_entries(columns: list[Column]) -> dict[str, Array]:
-    """Offsets, bytes and masks of all chunks, and how many each group has."""
+    """Returns offsets, bytes and masks of all chunks, and how many each group has."""
     return {
         "counts": np.concatenate([np.diff(column.first) for column in columns]),
         "chunk_index": np.concatenate([column.chunk_index for column in columns]),
@@ -187,7 +188,10 @@ def chunk_entries(columns: list[Column]) -> dict[str, Array]:
 
 
 def _as_samples(files: list[str], name: str, columns: list[Column], shapes: Array) -> dict[str, Any]:
-    """Each group is a row, whose chunks are those of its dataset. A part is a run of groups of one file and Form."""
+    """Returns a Layout in which each group is a row, whose chunks are those of its dataset.
+
+    A part is a run of groups of one file and Form.
+    """
     shape = tuple(shapes[0].tolist())
 
     def make(one: _native.Dataset) -> Form:
@@ -219,7 +223,7 @@ def count_tiles(shape: tuple[int, ...], chunk: tuple[int, ...]) -> int:
 
 
 def _as_rows(files: list[str], name: str, columns: list[Column], shapes: Array) -> dict[str, Any]:
-    """Rows of one group after another; each group is a part."""
+    """Returns a Layout with the rows of one group after another; each group is a part."""
     others = np.flatnonzero((shapes[:, 1:] != shapes[0, 1:]).any(axis=1))
     if len(others):
         raise LayoutError(
@@ -275,7 +279,7 @@ def table_of(file: str, pattern: str, wanted: list[str], cache: Folder) -> Group
 
 
 def cache_path(file: str, pattern: str, wanted: list[str], cache: Folder) -> Path | None:
-    """Where the cache would have it."""
+    """Returns where the cache keeps the table."""
     if cache is None:
         return None
     now = quietly(lambda: Path(file).stat())
@@ -342,7 +346,7 @@ def group_rows(files: list[str], name: str, cache: Folder) -> GroupRows:
     """Returns the rows of all datasets that a name with stars means: "/mol/*/positions".
 
     Rows whose first axes differ from group to group, such as atoms of molecules, are rows of the Layout one by one.
-    LayoutError where a dataset cannot be read so.
+    Raises LayoutError if a dataset cannot be read so.
     """
     pattern, own = split_pattern(name)
     tables = [table_of(file, pattern, [own], cache) for file in files]
@@ -366,7 +370,7 @@ def group_rows(files: list[str], name: str, cache: Folder) -> GroupRows:
 
 
 def alike_rows(files: list[str], name: str, cache: Folder) -> Layout:
-    """Returns the Layout of such rows; LayoutError where they differ in shape from group to group."""
+    """Returns the Layout of such rows. Raises LayoutError if they differ in shape from group to group."""
     found = group_rows(files, name, cache)
     if found.heights is not None:
         least, most = int(found.heights.min()), int(found.heights.max())
@@ -394,7 +398,7 @@ def split_pattern(name: str) -> tuple[str, str]:
 
 
 def is_pattern(file: str, name: Any) -> bool:
-    """Returns whether a name means datasets of many groups: it has a star, and is not that of a dataset itself."""
+    """Returns whether a name means datasets of many groups: it has a star, and is not the name of a dataset."""
     if not isinstance(name, str) or "*" not in name or is_zarr(file):
         return False
     try:
@@ -405,7 +409,7 @@ def is_pattern(file: str, name: Any) -> bool:
 
 
 def _flatten(file: str, column: Column) -> Column:
-    """Returns the column with the first two axes of its datasets as one: their bytes are the same."""
+    """Returns the column with the first two axes of its datasets joined: their bytes are the same."""
     shape = column.shape.copy()
     if (np.multiply(shape[:, 0], shape[:, 1], dtype=float) > MOST).any():
         raise LayoutError(f"{file}: {column.kinds[0]['name']}: groups have more rows than can be counted")

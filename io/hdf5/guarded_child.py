@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def load_neighbour(name: str) -> Any:
-    """A module of this folder, which is no package in the process."""
+    """Loads a module of this folder, which is no package in the process."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -64,7 +64,7 @@ ALL_ROWS, BOX, SOURCES = -1, -2, -3
 
 
 def describe(dtype: np.dtype[Any]) -> Any:
-    """A dtype as JSON."""
+    """Returns a dtype as JSON."""
     if dtype.subdtype is not None:
         return {"base": describe(dtype.subdtype[0]), "dims": dtype.subdtype[1]}
     if dtype.names is None:
@@ -79,7 +79,7 @@ def describe(dtype: np.dtype[Any]) -> Any:
 
 
 def described(description: Any) -> np.dtype[Any]:
-    """The dtype that `describe` described."""
+    """Returns the dtype that `describe` described."""
     if isinstance(description, str):
         return np.dtype(description)
     if "base" in description:
@@ -162,7 +162,7 @@ class Values:
 
 
 class FarFile(io.RawIOBase):
-    """A file of so many bytes elsewhere, which `fill` fetches: of an offset, into what it is given."""
+    """A remote file of known size; `fill` fetches bytes from an offset on into a buffer."""
 
     def __init__(self, nbytes: int, fill: Callable[[int, memoryview], None]) -> None:
         self._nbytes, self._fill, self._at = nbytes, fill, 0
@@ -187,7 +187,7 @@ class FarFile(io.RawIOBase):
 
 
 class OpenDataset:
-    """The most recent dataset, kept open, for successive batches read the same one."""
+    """The dataset that was read last, kept open because successive batches read the same one."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] = ()
@@ -213,12 +213,12 @@ class OpenDataset:
         return self.dataset
 
     def check(self) -> None:
-        """Unreadable if its values, or those of its sources, are where they must not be."""
+        """Raises Unreadable if its values, or those of its sources, lie in forbidden files."""
         self._checked = self._checked or external_files.check_all(self.dataset) is None
 
 
 def identity_of(place: Path) -> tuple[int, ...]:
-    """The identity of the file at this place; empty if there is none."""
+    """Returns the identity of the file at this place; empty if there is none."""
     try:
         facts = place.stat()
     except OSError:
@@ -227,9 +227,9 @@ def identity_of(place: Path) -> tuple[int, ...]:
 
 
 def checked_sources(path: str, dataset: Any) -> list[Path]:
-    """The paths that may hold the values. Unreadable if one is no regular file: libhdf5 would wait for a FIFO for ever.
+    """Returns the paths that may hold the values. Raises Unreadable if one is no regular file.
 
-    libhdf5 itself refuses a folder, and "." is a virtual dataset's own file.
+    libhdf5 would wait for a FIFO for ever. libhdf5 itself refuses a folder, and "." is a virtual dataset's own file.
     """
     places = []
     raw = [external_files.raw_file(dataset.file.filename, one[0]) for one in dataset.external or ()]
@@ -243,7 +243,7 @@ def checked_sources(path: str, dataset: Any) -> list[Path]:
 
 
 def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    """All of a dataset, or the rows or (where these are pairs) the box asked for, as h5py gives them."""
+    """Returns all of a dataset, or some rows, or the box that pairs in `rows` mean, as h5py does."""
     if dataset.shape is None:
         raise Unreadable("its dataspace is null: it has no values")
     if rows is None:
@@ -258,9 +258,9 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
 
 
 def swapped(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Returns the values, with arrays of variable length in the order of this machine.
+    """Returns the values with arrays of variable length in this machine's byte order.
 
-    h5py hands their bytes out as they are in the file, and calls them native.
+    h5py returns their bytes as they are in the file, and calls them native.
     """
     metadata: Any = dtype.base.metadata or {}
     held = metadata.get("vlen")
@@ -280,7 +280,7 @@ def swapped(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 def sources_in_file(dataset: Any, far: bool = False) -> dict[str, Any]:
-    """The raw files or the sources of a dataset whose values are elsewhere."""
+    """Returns the raw files or the sources of a dataset whose values are elsewhere."""
     import h5py
 
     creation = dataset.id.get_create_plist()
@@ -302,7 +302,7 @@ def sources_in_file(dataset: Any, far: bool = False) -> dict[str, Any]:
 
 
 def made_of_far(caller: Caller, nbytes: int, name: str) -> dict[str, Any]:
-    """The same of a dataset in a far file."""
+    """Returns what `sources_in_file` returns, for a dataset in a remote file."""
     import h5py
 
     def fill(at: int, out: memoryview) -> None:
@@ -315,7 +315,7 @@ def made_of_far(caller: Caller, nbytes: int, name: str) -> dict[str, Any]:
 
 
 def sides(space: Any) -> list[list[int]] | None:
-    """Start, stride, count and block of a selection along each axis, if it is regular."""
+    """Returns start, stride, count and block of a selection along each axis, if it is regular."""
     import h5py
 
     if space.get_select_type() == h5py.h5s.SEL_ALL:  # of a source, it has no extent
@@ -326,7 +326,7 @@ def sides(space: Any) -> list[list[int]] | None:
 
 
 def missing_filters(dataset: Any) -> list[str]:
-    """The filters of a dataset that libhdf5 has no plug-in for."""
+    """Returns the filters of a dataset for which libhdf5 has no plug-in."""
     import h5py
 
     creation = dataset.id.get_create_plist()
@@ -339,7 +339,7 @@ def missing_filters(dataset: Any) -> list[str]:
 
 
 def bad_source(path: str, dataset: Any) -> str:
-    """The first source that cannot be opened, where that is an error, and what to do; empty if there is none."""
+    """Describes the first source that cannot be opened, if that is an error, and what to do; else empty."""
     import h5py
 
     for name, _, _ in dataset.external or ():
@@ -360,7 +360,7 @@ def bad_source(path: str, dataset: Any) -> str:
 
 
 def plainly(error: BaseException, path: str, dataset: Any) -> dict[str, Any]:
-    """The answer for an error: what is wrong, and what to do."""
+    """Returns the answer for an error: what is wrong, and what to do."""
     if isinstance(error, Unreadable):
         return {"error": str(error), "kind": "layout"}
     if isinstance(error, MemoryError):

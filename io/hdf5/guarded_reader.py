@@ -1,8 +1,8 @@
-"""Reads datasets that native code cannot read by h5py, in a guarded process.
+"""Reads datasets that native code cannot read, by h5py in a guarded process.
 
 Each process has one guarded process, started when first needed. It serves one thread at a time, and ends with its
 caller. If it crashes, hangs or takes too much memory, the caller gets an error that names file and dataset, and the
-next request starts a new process. The messages between the two: io/hdf5/guarded_child.py.
+next request starts a new process. The messages between the two are in io/hdf5/guarded_child.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PLUGINS = str(Path(_native.__file__).parent / "plugins")  # our filter: a virtua
 def read_into(
     path: str, dataset: str, rows: NDArray[np.int64] | None, out: NDArray[Any], chunk_nbytes: int = 0
 ) -> None:
-    """Fills `out` with the rows of a dataset in the order asked, or with all of it.
+    """Fills `out` with the rows of a dataset in the order asked, or with all of it. `rows` must be in range.
 
-    `rows` must be in range. `chunk_nbytes` is what libhdf5 needs on top to undo the filters of one chunk.
+    `chunk_nbytes` is what libhdf5 also needs to undo the filters of one chunk.
     """
     memory = 3 * chunk_nbytes
     if rows is None and out.ndim and out.nbytes > ASKED_AT_ONCE:
@@ -65,7 +65,7 @@ def read_box(path: str, dataset: str, box: tuple[slice, ...], out: NDArray[Any],
 
 
 def sources_of_dataset(path: str, dataset: str) -> dict[str, Any]:
-    """The shape of a dataset as libhdf5 sees it now, and what it is made of: io/hdf5/guarded_child.py."""
+    """Returns the shape of a dataset as libhdf5 sees it now, and its sources: io/hdf5/guarded_child.py."""
     return _ask(path, dataset, guarded_child.SOURCES, b"", 0)
 
 
@@ -77,7 +77,7 @@ lifecycle.after_fork(_child.forget)
 def _ask(
     path: str, dataset: str, count: int, rows: bytes, memory: int, out: NDArray[Any] | None = None
 ) -> dict[str, Any]:
-    """The header of the answer, with its values in `out`. Raises the process's error, or how the process ended."""
+    """Returns the header of the answer, with its values in `out`. Raises the error of the process."""
     where = f"{path}: {dataset}"
     was = _native.far_look(path) if is_url(path) else None
     try:
@@ -94,7 +94,7 @@ def _ask(
 
 
 def _handing(end: ChildEnd, url: str, was: _native.FarIdentity) -> dict[str, Any]:
-    """The header of the answer, once the process has been given the bytes of a far file that it asks for."""
+    """Returns the header of the answer after giving the process the bytes of a remote file that it asks for."""
     for _ in range(MOST_WANTED):
         header: dict[str, Any] = end.receive()
         if "wanted" not in header:
@@ -124,7 +124,7 @@ def _receive_array(end: ChildEnd, header: dict[str, Any], out: NDArray[Any], whe
 
 
 class SlowRead:
-    """Rows that slow.read_into, or a function like it, is reading into `out`."""
+    """Rows that `read_into`, or a function like it, is reading into `out`."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SlowRead:
         _Thread.queue().put(self)
 
     def poll(self, seconds: float) -> bool:
-        """Whether it is done within this time."""
+        """Returns whether it is done within this time."""
         if not self._done.wait(seconds):
             return False
         if self._error is not None:
@@ -149,17 +149,17 @@ class SlowRead:
         return True
 
     def waiting_for(self) -> str:
-        """The file and dataset that is being read."""
+        """Returns the file and dataset that is being read."""
         layout = self._layout
         way = "through libhdf5's process" if layout.reader == "h5py" else "over MPI"
         return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.title}, {way}"
 
     def counts(self) -> dict[str, int]:
-        """The counts that are known once it is done: nobody counts what libhdf5 reads."""
+        """Returns what is known once it is done: libhdf5's reads are not counted."""
         return {"rows": len(self._rows)}
 
     def run(self) -> None:
-        """In the thread: asks the process, and keeps an error for whoever waits."""
+        """Asks the process, in the thread, and keeps an error for the one that waits."""
         try:
             self._read()
         except BaseException as error:
@@ -185,7 +185,7 @@ class SlowRead:
 
 
 class _Thread:
-    """The thread of this process, and its queue. It is a daemon, for it may wait for ever."""
+    """The thread of this process, and its queue. It is a daemon, because it may wait for ever."""
 
     waiting: SimpleQueue[SlowRead] | None = None
     ending = False
@@ -222,7 +222,7 @@ def parts_of_rows(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def chunk_nbytes(layout: Layout, part: int) -> int:
-    """The bytes of a chunk of a part; 0 if it is contiguous."""
+    """Returns the bytes of a chunk of a part; 0 if it is contiguous."""
     chunk = layout.forms[layout.part_form[part]].chunk
     nbytes: int = math.prod(chunk) * layout.dtype.itemsize
     return nbytes

@@ -36,7 +36,7 @@ Samples = Literal["rows", "files"]
 
 
 def check_whole(files: list[str]) -> None:
-    """LayoutError where one of them is no HDF5 file, or is cut off. Of each no more than its first bytes is read."""
+    """Raises LayoutError if one of them is no HDF5 file, or is cut off. It reads only the first bytes of each."""
     for file in files:
         if not is_zarr(file):
             check_group(file, "/")
@@ -60,16 +60,15 @@ def inspect(
 def inspect(
     path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto", collective_open: bool = False
 ) -> Any:
-    """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
+    """Returns the Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
-    the bytes of their paths. Several files make one data set, one after another. Zarr stores, folders
-    and zip files, are read as HDF5 files are.
-    `field`: a name, or names in a tuple, list or dict (also nested), which make up one sample together. The Layouts are
-    returned in the same structure. A name with stars, "/mol/*/energy", means the rows of many groups, in order.
-    `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
-    `cache`: the folder for the chunk tables of large datasets; "auto" for the user's, None for none.
-    `collective_open`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the
+    the bytes of their paths. Several files make one data set, one after another. Zarr stores, folders and zip files,
+    are read as HDF5 files are. `field`: a name, or names in a tuple, list or dict (also nested), which make up one
+    sample together. The Layouts are returned in the same structure. A name with stars, "/mol/*/energy", means the rows
+    of many groups, in order. `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole
+    dataset of one file. `cache`: the folder for the chunk tables of large datasets; "auto" for the user's, None for
+    none. `collective_open`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the
     metadata and sends it, or its error, to the others. Each rank waits for all. It has no effect in a process without
     other ranks.
 
@@ -102,7 +101,7 @@ def inspect(
 def _open_collectively(
     path: Paths, names: list[str] | None, samples: Samples, read: Callable[[], list[Layout]]
 ) -> list[Layout]:
-    """What rank 0 reads, on all ranks; what is read here in a process without other ranks."""
+    """Returns what rank 0 reads, on all ranks; in a process without other ranks, what it reads itself."""
     from solar.io.channels.meeting import peers  # only where ranks read together
     from solar.io.hdf5.metadata import read_together
 
@@ -119,7 +118,7 @@ def _open_collectively(
 
 
 def describe_inspection(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str, dict[str, Any]]:
-    """A name for what is read, for messages, and the arguments that must be the same on all ranks."""
+    """Describes what is read, for messages, and returns the arguments that must be the same on all ranks."""
     facts = {"fields": names, "samples": samples}
     if isinstance(path, (str, os.PathLike)):
         return str(path), {"path": str(path), **facts}
@@ -158,9 +157,9 @@ class Survey(NamedTuple):
 
 
 def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> Survey:
-    """Every dataset of the first file, in all files, in the order of a tree.
+    """Returns every dataset of the first file, in all files, in the order of a tree.
 
-    A dataset that cannot be read is there too, with reader "none" and the reason.
+    A dataset that cannot be read is included, with reader "none" and the reason.
     """
     if is_zarr(files[0]):
         from solar.io.hdf5.zarr_stores import survey_stores  # only where there is a Zarr store
@@ -187,7 +186,7 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
 
 def _structure(field: Any, one: Callable[[str], Any]) -> Any:
-    """The structure of `field` with each name replaced by `one` of it."""
+    """Returns the structure of `field` with each name replaced by `one` of it."""
     if isinstance(field, str):
         return one(field)
     if isinstance(field, Mapping):
@@ -216,7 +215,7 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
 
 
 def _with_hint(said: str, file: str, name: str) -> str:
-    """The error about a name. If the file has no such dataset, it also gives the full paths of similar names."""
+    """Returns the error about a name. If the file has no such dataset, it suggests the full paths of similar names."""
     before, missing, what = said.partition(": there is no ")
     group = said.endswith(": it is a group, not a dataset")
     if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
@@ -257,7 +256,7 @@ def check_counts(layouts: list[Layout]) -> None:
 
 
 def make_layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
-    """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
+    """Returns the Layout of the datasets with its name in the given files, or in the files that links there lead to."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
     datasets, made = resolved(files, datasets, per_file)
     first = datasets[0]
@@ -308,7 +307,7 @@ def _of_datasets(
     per_file: bool,
     cache: Folder,
 ) -> dict[str, Any]:
-    """What a Layout says of its parts, where each is one of the datasets."""
+    """Returns the parts of a Layout, each of which is one of the datasets."""
     forms, part_form, reasons = forms_of(datasets, dtype, per_file)
     reason = next((why for why in reasons if why), "")
     if reason and len(files) > 1:
@@ -332,7 +331,7 @@ def _of_stretches(
     dtype: np.dtype[Any],
     cache: Folder,
 ) -> dict[str, Any] | str:
-    """What a Layout says of its parts, where they are stretches of rows of other datasets; or why not."""
+    """Returns the parts of a Layout that are stretches of rows of other datasets; or why there are none."""
     stretches = join_stretches(made)
     places = stretches.places
     forms, form_of_place, reasons = forms_of([place.dataset for place in places], dtype, False)
@@ -354,7 +353,7 @@ def _of_stretches(
 
 
 def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, Any]:
-    """The files that hold the datasets; behind links, also the datasets' names there and the files asked for."""
+    """Returns the files that hold the datasets; behind links, also names there and the files asked for."""
     linked = any(dataset["target"] for dataset in datasets)
     elsewhere = any(dataset["path"] for dataset in datasets)
     return {
@@ -366,7 +365,7 @@ def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, An
 
 
 def dataset_place(asked: str, dataset: _native.Dataset) -> str:
-    """A dataset in messages: the file that holds it, its name there, and the link that led to it from another."""
+    """Describes a dataset in messages: its file, its name there, and the link that led to it from another file."""
     if not dataset["path"]:
         return f"{asked}: {dataset['name']}"
     return f"{dataset['path']}: {dataset['target']} (linked from {asked}: {dataset['name']})"
@@ -386,7 +385,7 @@ def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
 
 
 def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """The identities of their files when they were inspected (native/include/solar/file.hpp)."""
+    """Returns the identities that their files had when they were inspected (native/include/solar/file.hpp)."""
     kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
     return {
         name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]
@@ -395,7 +394,7 @@ def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
 
 
 def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:
-    """The dtype of all parts; raises where one is damaged, or differs from the first in dtype or shape of a row."""
+    """Returns the dtype of all parts. Raises if one is damaged or differs from the first."""
     first = datasets[0]
     for file, dataset in zip(files, datasets, strict=True):
         where = dataset_place(file, dataset)
@@ -420,7 +419,7 @@ def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file
 
 
 def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
-    """The dtype of a dataset, and why its bytes cannot be used as they are (empty if they can)."""
+    """Returns the dtype of a dataset, and why its bytes cannot be used as they are (empty if they can)."""
     try:
         return dtype_of(dataset["datatype"])
     except LayoutError as error:
@@ -432,14 +431,14 @@ def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
 
 @dataclass(frozen=True)
 class FileKind:
-    """Files that have the same datasets, of the same types and shapes but for the length along axis 0."""
+    """Files with the same datasets, of the same types and shapes except for the length of axis 0."""
 
     files: tuple[str, ...]
     problem: str = ""  # why none of these files can be read
 
 
 def kinds_of(files: Sequence[str]) -> list[FileKind]:
-    """All files by kind, the most common kind first."""
+    """Returns all files by kind, the most common kind first."""
     with ThreadPoolExecutor(THREADS) as threads:
         facts = list(threads.map(facts_of_file, files))
     kinds: dict[Hashable, list[str]] = {}
@@ -450,7 +449,7 @@ def kinds_of(files: Sequence[str]) -> list[FileKind]:
 
 
 def facts_of_file(file: str) -> Hashable:
-    """The facts that files of a kind share; a text if the file cannot be read."""
+    """Returns the facts that files of a kind share; a text if the file cannot be read."""
     try:
         found = _native.read_metadata(file, most=MOST_SURVEYED)
     except SolarError as error:

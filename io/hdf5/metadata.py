@@ -1,4 +1,4 @@
-"""Metadata that one rank reads for all: a thousand ranks scan the index of a file once."""
+"""Lets one rank read metadata for all, so that a thousand ranks scan the index of a file once."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Section = NDArray[Any]
 def read_together(
     these: Peers, what: str, same: Mapping[str, Any], read: Callable[[], Sequence[Layout]]
 ) -> list[Layout]:
-    """The result of `read` at rank 0, on all ranks. An error on rank 0 is raised on all.
+    """Returns the result of `read` at rank 0, on all ranks. An error on rank 0 is raised on all.
 
-    `what` names in messages what is read; `same` are the arguments that must be the same on all ranks.
+    `what` says in messages what is read; `same` are the arguments that must be equal on all ranks.
     """
     these.meet(f"the metadata of {what}", same, {}, {})
     if these.rank:
@@ -84,7 +84,7 @@ def _cast(these: Peers, what: str, sections: list[Section]) -> None:
 
 
 def section_checksums(sections: Sequence[Section]) -> list[int]:
-    """CRC-32 of each; zlib releases the GIL."""
+    """Returns the CRC-32 of each section; zlib releases the GIL."""
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(lambda section: zlib.crc32(section) if len(section) else 0, sections))
 
@@ -93,7 +93,7 @@ def section_checksums(sections: Sequence[Section]) -> list[int]:
 
 
 def pack_layouts(layouts: Sequence[Layout]) -> list[Section]:
-    """The Layouts as one-dimensional arrays: first JSON, then the arrays as they are in memory."""
+    """Returns the Layouts as one-dimensional arrays: first JSON, then their arrays."""
     paths = list(dict.fromkeys(of for layout in layouts for of in (layout.paths, layout.asked) if of))
     number = {of: i for i, of in enumerate(paths)}
     arrays: list[Section] = []
@@ -116,7 +116,7 @@ def pack_layouts(layouts: Sequence[Layout]) -> list[Section]:
 
 
 def unpacked(sections: Sequence[Section]) -> list[Layout]:
-    """The Layouts that `pack_layouts` turned into these arrays. They share the arrays' memory."""
+    """Returns the Layouts that `pack_layouts` turned into these arrays. They share the arrays' memory."""
     head = json.loads(sections[0].tobytes())
     arrays = iter(sections[1:])
     layouts = []
@@ -138,7 +138,7 @@ def unpacked(sections: Sequence[Section]) -> list[Layout]:
 
 
 def _message(layout: Layout) -> bytes:
-    """The dtype as HDF5's message, for numpy cannot express all of h5py's. Empty for a dtype of no bytes."""
+    """Returns the dtype as HDF5's message: numpy cannot express all of h5py's. Empty for one of no bytes."""
     if layout.dtype == np.dtype("V0"):
         return b""
     dataset = _native.read_metadata(layout.paths[0], layout.name_in(0))["datasets"][0]
@@ -163,7 +163,7 @@ _ERROR_KINDS = {
 
 
 def error_as_json(error: BaseException) -> tuple[str, list[Any]]:
-    """An error as JSON: the name of its type, and the arguments to make it again."""
+    """Returns an error as JSON: the name of its type, and the arguments to make it again."""
     if not isinstance(error, Exception):
         return "PlanError", [f"rank 0, which reads the metadata for all, was interrupted: {type(error).__name__}"]
     if type(error).__name__ not in _ERROR_KINDS:

@@ -1,8 +1,8 @@
 """Reads rows by libhdf5's parallel driver, in the process that started MPI.
 
-Independent reads open the file for this rank alone, and run in the thread of slow_thread.py. In collective reads all
-ranks of MPI's world open the file and read together. These run at once in the calling thread: so every rank makes them
-in the order of its batches, and never while the program itself calls MPI collectively.
+Independent reads open the file for this rank alone, and run in a thread (guarded_reader.py). In collective reads all
+ranks of MPI's world open the file and read together, at once and in the calling thread. So every rank makes them in the
+order of its batches, and never while the program itself calls MPI collectively.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_WAIT = 1.0  # seconds that a read has to end when the program does
 
 
 def by_mpio(layout: Layout, reader: By) -> Layout:
-    """The Layout for this reader. PlanError, with advice, if it cannot read it."""
+    """Returns the Layout for this reader. Raises PlanError, with advice, if it cannot read it."""
     if reader not in get_args(By):
         raise ValueError(f"reader={reader!r}: it is one of {', '.join(map(repr, get_args(By)))}")
     if reader == "auto" or layout.reader == "none":
@@ -66,7 +66,7 @@ def check_mpi_process(asked: str, reader: By) -> None:
 
 
 class CollectiveRead:
-    """Rows that all ranks of MPI's world read together, each its own or none. They are read when this is made."""
+    """Rows that all ranks of MPI's world read together, each its own or none. Making this object reads them."""
 
     def __init__(self, layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         self._count = len(rows)
@@ -74,20 +74,21 @@ class CollectiveRead:
         read_into(path, layout.name_in(0), rows, out, chunk_nbytes(layout, 0), together=was)
 
     def poll(self, seconds: float) -> bool:
-        """True: the rows are here."""
+        """Returns True: the rows are here."""
         return True
 
     def waiting_for(self) -> str:
-        """Nothing."""
+        """Returns an empty string: nothing is missing."""
         return ""
 
     def counts(self) -> dict[str, int]:
-        """The counts that are known: nobody counts what libhdf5 reads."""
+        """Returns what is known: libhdf5's reads are not counted."""
         return {"rows": self._count}
 
 
 def unchanged_for_all(layout: Layout) -> str:
-    """The path of the file, if it is unchanged for all ranks of MPI's world; ReadError on all of them if not.
+    """Returns the path of the file, if it is unchanged for all ranks of MPI's world. Raises ReadError on all of them if
+    not.
 
     If one rank raised it alone, the others would wait for it in the collective read.
     """
@@ -133,7 +134,7 @@ def read_into(
 def read_collectively(
     path: str, name: str, rows: NDArray[np.int64] | None, out: NDArray[Any], together: Was | None, where: str
 ) -> None:
-    """One H5Dread of different rows in ascending order."""
+    """Reads rows of all ranks in one H5Dread, in ascending order."""
     _Files.check_process(where)
     try:
         with _Files.lock:
@@ -182,7 +183,7 @@ class _Files:
 
     @classmethod
     def check_process(cls, where: str) -> None:
-        """ReadError if MPI cannot be used in this process."""
+        """Raises ReadError if MPI cannot be used in this process."""
         if cls.process != os.getpid():
             raise ReadError(
                 f"{where}: asked to be read over MPI in a process that MPI was not started in, such as a worker of "
@@ -193,7 +194,7 @@ class _Files:
 
     @classmethod
     def opened(cls, path: str, together: Was | None) -> Any:
-        """The open file. A file that was replaced is opened again, by all ranks if they all found that."""
+        """Returns the open file. A file that was replaced is opened again, by all ranks if they all noticed."""
         import h5py  # not where MPI is not asked for
         from mpi4py import MPI  # h5py has imported it
 

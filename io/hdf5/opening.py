@@ -25,7 +25,7 @@ OPENING_PATIENCE = 60.0  # seconds without a sign of life
 
 
 def open_file_checked(path: Path) -> Any:
-    """The h5py.File, to be read. `look` at it first, unless that was done elsewhere."""
+    """Returns the h5py.File, to be read. `look` at it first, unless that was done elsewhere."""
     try:
         return h5py.File(path, "r", locking=False)
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def open_file_checked(path: Path) -> Any:
 
 
 def look(path: Path) -> None:
-    """LayoutError if libhdf5 crashes on a file, hangs, or asks for far more memory than the file has bytes.
+    """Raises LayoutError if libhdf5 crashes on a file, hangs, or wants far more memory than the file has bytes.
 
     The answer is kept for as long as the file does not change.
     """

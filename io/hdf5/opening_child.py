@@ -1,8 +1,8 @@
-"""The program of that process; imports no solar.
+"""Looks through an HDF5 file, in a process that may crash; imports no solar.
 
-It may crash. Errors without a crash do not matter here: the next to open the file meets and reports them. It sends
-{"values": NAME} before it reads a dataset's values, and {"values": ""} after them, so the caller knows which dataset
-crashed it. {} is a sign of life.
+Errors without a crash do not matter here: the next to open the file meets and reports them. It sends {"values": NAME}
+before it reads a dataset's values, and {"values": ""} after them, so the caller knows which dataset crashed it. {} is a
+sign of life.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError
 
 
 def objects(file: Any) -> Iterator[Any]:
-    """Every object that hard links reach from the root; also looks at all other links."""
+    """Yields every object that hard links reach from the root, and looks at all other links."""
     import h5py
 
     seen: set[int] = set()
@@ -45,7 +45,7 @@ def objects(file: Any) -> Iterator[Any]:
 
 
 def hard_links(group: Any) -> list[bytes]:
-    """The names of a group's hard links; also looks at the targets of its other links."""
+    """Returns the names of a group's hard links; also looks at the targets of its other links."""
     import h5py
 
     names: list[bytes] = []
@@ -111,10 +111,10 @@ def look_at_values(one: Any, caller: Caller) -> None:
 
 
 def begins(one: Any, plan: Any) -> Iterator[tuple[int, ...]]:
-    """Where its chunks begin.
+    """Yields where its chunks begin.
 
-    libhdf5's own list of them is wrong where a later axis is unlimited: there it is all that may be stored, but of a
-    dataset with more room than anybody writes.
+    libhdf5's own list of them is wrong if a later axis is unlimited. Then all chunks that may be stored are listed,
+    unless the dataset has room for more than anybody writes.
     """
     import h5py
 
@@ -137,7 +137,7 @@ def look_at_type(one: Any) -> None:
 
 
 def look_at_attribute(one: Any) -> None:
-    """Reads an attribute, in its own type: h5py makes lists of region references of memory that nobody set."""
+    """Reads an attribute in its own type: h5py makes lists of region references from uninitialised memory."""
     import numpy as np
 
     shape, kind = one.shape, one.get_type()
@@ -146,7 +146,7 @@ def look_at_attribute(one: Any) -> None:
 
 
 def main(caller: Caller, path: str) -> int:
-    """Goes through the file; its exit code."""
+    """Goes through the file. Returns the exit code."""
     import h5py
 
     caller.allow(Path(path).stat().st_size)

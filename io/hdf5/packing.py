@@ -1,4 +1,4 @@
-"""Packings: unpacks stored numbers by the attributes of their dataset, as netCDF's CF conventions say.
+"""Packings: unpacks stored numbers by the attributes of their dataset, following netCDF's CF conventions.
 
 Missing values become NaN, others are multiplied by scale_factor and added to add_offset. The floating-point type, and
 which values are missing, are the same as with `xarray.open_dataset(path, decode_times=False)`.
@@ -37,7 +37,7 @@ Dtype = np.dtype[Any]
 
 @dataclass(frozen=True)
 class Packing:
-    """How one file's numbers are unpacked: those that are missing become NaN, others x * scale + offset."""
+    """How one file's numbers are unpacked: missing ones become NaN, others x * scale + offset."""
 
     stored: Dtype  # in the machine's byte order
     seen: Dtype  # the type the bytes are read as: an attribute may make integers unsigned
@@ -59,7 +59,7 @@ class Packing:
         return self.scale is None and self.offset is None and not self.missing and self.dtype == self.seen
 
     def parameters(self, instead: float | None) -> tuple[Any, ...]:
-        """The arguments for native code (_native.convert)."""
+        """Returns the arguments for native code (_native.convert)."""
         return (self.work == np.float64, self.wide, self.missing, self.scale, self.offset, instead)
 
 
@@ -80,7 +80,7 @@ class Packings:
         return np.array(self.first, np.int64), np.array(self.which, np.int64)
 
     def runs(self, rows: Sequence[int] | NDArray[Any] | None, samples: int) -> Iterator[tuple[int, int, Packing]]:
-        """Begin, end and packing of each run of a batch's samples; `rows` are their rows."""
+        """Yields begin, end and packing of each run of a batch's samples; `rows` are their rows."""
         if not self.several:
             yield 0, samples, self.kinds[0]
             return
@@ -95,7 +95,7 @@ class Packings:
 
 
 def packings_of(layout: Layout) -> Packings:
-    """The packings of the rows of a Layout, by the attributes in its files. LayoutError if they make no sense."""
+    """Returns the packings of the rows of a Layout, from attributes. LayoutError: they are invalid."""
     if is_zarr(layout.files[0]):
         raise LayoutError(f"{layout.files[0]}: {layout.name}: cf=True reads no attributes of Zarr: leave it out")
     stored = layout.dtype.newbyteorder("=")
@@ -127,9 +127,9 @@ def packings_of(layout: Layout) -> Packings:
 
 
 def packing_text(layout: Layout, header: int | None = None) -> str:
-    """How a Layout's first file packs its numbers, in few words; empty if cf=True would change nothing.
+    """Describes how a Layout's first file packs its numbers; empty if cf=True would change nothing.
 
-    Where its header lies, if that is known, saves looking for it among all others.
+    If its `header` is known, it is not searched for.
     """
     try:
         found = packing_of_file(layout, 0, layout.dtype.newbyteorder("="), header)
@@ -149,7 +149,7 @@ def packing_of_file(layout: Layout, file: int, stored: Dtype, header: int | None
 
 
 def attribute_of(key: str, message: bytes, values: int, stored: bytes, problem: str) -> Any:
-    """An attribute's numbers, or its text."""
+    """Returns an attribute's numbers, or its text."""
     if problem:
         raise ValueError(f"its attribute {key} cannot be read: {problem}")
     dtype, reason = datatype.decode(message)
@@ -164,7 +164,7 @@ def attribute_of(key: str, message: bytes, values: int, stored: bytes, problem: 
 
 
 def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
-    """The Packing that these attributes describe for a dtype. ValueError if they make no sense."""
+    """Returns the Packing that these attributes describe for a dtype. Raises ValueError if they are invalid."""
     if stored.kind not in "iuf" or stored.itemsize > 8 or stored.subdtype is not None:
         raise ValueError(f"cf=True is for numbers, and it is of {stored}: leave cf out")
     if text := next((key for key in (*SCALING, *MISSING) if isinstance(attributes.get(key), str)), ""):
@@ -196,7 +196,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
 
 
 def _see(stored: Dtype, unsigned: Any) -> Dtype:
-    """The type to read numbers as. netCDF-3 has no unsigned types, so files use an attribute."""
+    """Returns the type to read numbers as. netCDF-3 has no unsigned types, so files use an attribute."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((stored.kind, unsigned), stored.kind)
     return np.dtype(f"{kind}{stored.itemsize}")
 
@@ -222,7 +222,7 @@ def unpacked_dtype(seen: Dtype, scale: Any, offset: Any) -> Dtype:
 
 
 def missing_values(fills: list[tuple[str, Any]], packing: Packing) -> dict[str, Any]:
-    """The missing values that the searched type can represent, and those that it cannot."""
+    """Returns the missing values that the searched type can represent, and those that it cannot."""
     missing, unmet = set(), set()
     for key, fill in fills:
         value = float(fill)
@@ -244,7 +244,7 @@ def packing_as_text(scale: Any, offset: Any) -> str:
 
 
 def words(packing: Packing) -> str:
-    """The attributes' packing in few words; empty if there is none."""
+    """Describes the packing of the attributes; empty if there is none."""
     said = {"scale_factor": packing.scale, "add_offset": packing.offset}
     parts = [f"{key} {value:g}" for key, value in said.items() if value is not None]
     if packing.missing:

@@ -1,9 +1,8 @@
 """The files of a data set, in an order that does not depend on the machine.
 
-A path may be a file, a directory (its HDF5 files, not those of folders below) or a pattern (the files it matches).
-A URL may end in a slash, or be a pattern, where the store can list what it has.
-Files of directories and patterns are sorted by the bytes of their paths: run10.h5 comes before run9.h5. A list keeps
-its order.
+A path may be a file, a directory (its HDF5 files, not those of folders below) or a pattern (the files that match it). A
+URL may end in a slash, or be a pattern, if the store can list its objects. Files of directories and patterns are sorted
+by the bytes of their paths: run10.h5 comes before run9.h5. A list keeps its order.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LONGEST_PATH = 500  # letters of a path; comparing takes longer the longer they 
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The full paths that `name` may have meant, the likeliest first; at most three.
+    """Returns the full paths that `name` may have meant, the likeliest first; at most three.
 
     >>> nearest("counts", ["/entry/data/counts", "/entry/title"])
     ['/entry/data/counts']
@@ -51,16 +50,13 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:
-    """Advice about a wrong `name`: "did you mean /entry/data/counts?", or else the datasets that exist.
-
-    `shapes` of the datasets of `file`, by their names.
-    """
+    """Suggests what to do about a wrong `name`: "did you mean /entry/data/counts?", or else the datasets that exist."""
     found = nearest(name, shapes)
     return f"did you mean {' or '.join(found)}?" if found else list_names(shapes, file)
 
 
 def list_names(shapes: Mapping[str, Sequence[int]], file: str) -> str:
-    """Names of at most 20 datasets. Those with as many samples as the largest come first."""
+    """Lists at most 20 datasets. Those with as many samples as the largest come first."""
     if not shapes:
         return "it has no dataset"
     largest = max(shapes.values(), key=math.prod)
@@ -81,7 +77,7 @@ LOCKED = (
 
 @contextmanager
 def naming_writers(files: Sequence[str]) -> Iterator[None]:
-    """Adds to a LayoutError about one of these files that it is being written, if it is locked for that."""
+    """Adds to a LayoutError about one of these files that it is being written, if a writer has locked it."""
     try:
         yield
     except LayoutError as error:
@@ -93,7 +89,7 @@ def naming_writers(files: Sequence[str]) -> Iterator[None]:
 
 
 def locked_by_writer(file: str) -> bool:
-    """Returns whether another program holds the lock by which HDF5 keeps others from a file that it writes."""
+    """Returns whether another program holds the lock by which HDF5 protects a file that is being written."""
     if not file or is_url(file):
         return False
     try:
@@ -117,7 +113,7 @@ Paths = Path | Sequence[Path]
 
 
 def files_of(path: Paths) -> list[str]:
-    """The absolute paths of the files that `path` means, at least one."""
+    """Returns the absolute paths of the files that `path` means, at least one."""
     if isinstance(path, (str, os.PathLike)):
         return _files_of_one(os.fspath(path))
     if hasattr(path, "filename"):  # an open h5py.File, whose names would be taken for paths
@@ -131,7 +127,7 @@ def files_of(path: Paths) -> list[str]:
 
 
 def is_zarr(file: str) -> bool:
-    """Whether what `files_of` gives is a Zarr store: a folder, or a zip file."""
+    """Returns whether what `files_of` gives is a Zarr store: a folder, or a zip file."""
     return not is_url(file) and (file.endswith(".zip") or os.path.isdir(file))
 
 
@@ -158,7 +154,7 @@ def _files_of_one(path: str) -> list[str]:
 
 
 def _meant(path: str) -> str:
-    """HDF5 files beside a missing one that are spelled almost alike; or else that its folder is not there either."""
+    """Suggests HDF5 files with a similar name beside a missing one; or says that its folder is missing, too."""
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as beside:

@@ -1,7 +1,7 @@
 """Virtual datasets and external raw files: the rows of other datasets that native code reads instead.
 
-libhdf5 says what a dataset is made of (io/hdf5/guarded_child.py); here it is found. What cannot be made of whole rows
-stays with libhdf5, and its Layout says why.
+libhdf5 says what a dataset is made of (io/hdf5/guarded_child.py); this module finds it. Whatever is not made of whole
+rows stays with libhdf5, and its Layout says why.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Made(NamedTuple):
 
 
 def whole_dataset(file: str, dataset: _native.Dataset) -> Made:
-    """A dataset of its own rows."""
+    """Returns a dataset as one stretch of its own rows."""
     rows = np.array([min(length, 2**63 - 1) for length in dataset["shape"][:1] or [1]], np.int64)
     return Made([Place(file, dataset, dataset)], np.zeros(1, np.int64), np.zeros(1, np.int64), rows)
 
 
 def join_stretches(made: Sequence[Made]) -> Made:
-    """The stretches of several datasets, one dataset after another; each place once."""
+    """Returns the stretches of several datasets, one dataset after another; each place once."""
     places: dict[tuple[Any, ...], tuple[int, Place]] = {}
     numbers = [np.array([number_place(place, places) for place in one.places], np.int64) for one in made]
     return Made(
@@ -68,7 +68,7 @@ def number_place(place: Place, places: dict[tuple[Any, ...], tuple[int, Place]])
 
 
 def through(outer: Rows, rows: Rows, inner: Made) -> tuple[Rows, Made]:
-    """Stretches of rows of a dataset that is made of others: where each piece begins among them, and the pieces."""
+    """Returns the stretches of a dataset that is made of others: where each piece begins among them, and the pieces."""
     edges = running(inner.rows)
     begin = np.searchsorted(edges, outer, "right") - 1
     counts = np.searchsorted(edges, outer + rows, "left") - begin
@@ -81,7 +81,7 @@ def through(outer: Rows, rows: Rows, inner: Made) -> tuple[Rows, Made]:
 
 
 def inside_a_chunk(made: Made) -> Place | None:
-    """A place of which a stretch begins inside a chunk; None if there is none."""
+    """Returns a place at which a stretch begins inside a chunk; None if there is none."""
     chunks = np.array([place.dataset["chunk"][0] if place.dataset["chunk"] else 1 for place in made.places], np.int64)
     wrong = np.flatnonzero(made.first % chunks[made.place])
     return made.places[int(made.place[wrong[0]])] if len(wrong) else None
@@ -90,7 +90,7 @@ def inside_a_chunk(made: Made) -> Place | None:
 def parts_of_stretches(
     made: Made, form_of_place: Sequence[int], file_of_place: Sequence[int], cache: Folder
 ) -> dict[str, Any]:
-    """The arrays of a Layout whose parts are these stretches. LayoutError if a place is damaged."""
+    """Returns the arrays of a Layout whose parts are these stretches. Raises LayoutError if a place is damaged."""
     tables: list[Table | None] = [None] * len(made.places)
     found = []
     for place, first, rows in zip(made.place.tolist(), made.first.tolist(), made.rows.tolist(), strict=True):
@@ -110,7 +110,7 @@ def parts_of_stretches(
 
 
 def _extent(dataset: _native.Dataset, first: int, rows: int) -> Table:
-    """Rows of data without chunks: one extent, or none if nothing was written."""
+    """Returns rows of data without chunks as one extent, or none if nothing was written."""
     row_nbytes = math.prod(dataset["shape"][1:]) * dataset["itemsize"]
     written = dataset["address"] != UNDEFINED and row_nbytes > 0
     facts = [(dataset["address"] + first * row_nbytes, rows * row_nbytes)] if written else []
@@ -119,7 +119,7 @@ def _extent(dataset: _native.Dataset, first: int, rows: int) -> Table:
 
 
 def chunk_lines(table: Table, dataset: _native.Dataset, first: int, rows: int) -> Table:
-    """The chunks of rows that begin with a chunk."""
+    """Returns the chunks of rows that begin with a chunk."""
     chunk = dataset["chunk"]
     across = math.prod(-(-size // one) for size, one in zip(dataset["shape"][1:], chunk[1:], strict=True))
     begin, end = first // chunk[0] * across, -(-(first + rows) // chunk[0]) * across
@@ -138,11 +138,11 @@ def chunk_lines(table: Table, dataset: _native.Dataset, first: int, rows: int) -
 
 
 class Unresolved(Exception):
-    """Why native code cannot read it."""
+    """The reason why native code cannot read it."""
 
 
 def of_raw_files(file: str, dataset: _native.Dataset, external: list[tuple[str, int, int]]) -> Made:
-    """The extents of a contiguous dataset in raw files, one after another."""
+    """Returns the extents of a contiguous dataset in raw files, one after another."""
     row_nbytes = math.prod(dataset["shape"][1:]) * dataset["itemsize"]
     left = math.prod(dataset["shape"]) * dataset["itemsize"]
     places, rows = [], []
@@ -167,7 +167,7 @@ def of_raw_files(file: str, dataset: _native.Dataset, external: list[tuple[str, 
 
 
 def raw_file_identity(file: str, name: str) -> tuple[str, dict[str, int]]:
-    """The path of a raw file, and its identity; LayoutError if it must not be read for this file."""
+    """Returns the path of a raw file, and its identity. Raises LayoutError if this file must not refer to it."""
     try:
         path = os.path.abspath(
             external_files.raw_file(file, name)
@@ -188,7 +188,7 @@ def raw_file_identity(file: str, name: str) -> tuple[str, dict[str, int]]:
 
 
 def _from_afar(file: str, name: str) -> tuple[str, dict[str, int]]:
-    """The same of one that lies beside a far file: there is no working directory there."""
+    """Returns the URL and identity of a raw file beside a remote file, which has no working directory."""
     url = sibling(file, name)
     if url is None:
         raise Unresolved(f"its raw file {name} does not lie beside it, and from afar nothing leads elsewhere")
@@ -219,10 +219,10 @@ Key = tuple[str, str]  # a file and the name of a dataset in it
 def found_in(
     virtual: str, sources: Sequence[Key], failure: type[Exception]
 ) -> list[tuple[str, _native.Dataset | None]]:
-    """The file, and what it says of the dataset, of each source that a virtual dataset of this file names.
+    """Returns the file of each source of this virtual file, and what it says about the dataset.
 
-    None for those for which there is no file or no dataset: libhdf5 gives the fill value for their rows. `failure` for
-    those of which it is not certain what libhdf5 would do.
+    None stands for sources whose file or dataset does not exist: libhdf5 gives the fill value for their rows. `failure`
+    stands for those where it is not certain what libhdf5 would do.
     """
     if is_url(virtual):
         return _read_from_afar(virtual, sources, failure)
@@ -250,12 +250,12 @@ def found_in(
 
 
 def source_path(virtual: str, name: str) -> str | None:
-    """The path at which libhdf5 finds a source's file; None if it does not."""
+    """Returns the path at which libhdf5 finds a source's file; None if it does not."""
     return virtual if name == "." else next(filter(os.path.lexists, _candidates(virtual, name)), None)
 
 
 def _candidates(virtual: str, name: str) -> Iterator[str]:
-    """Where libhdf5 looks for a source's file, in this order (its H5F_prefix_open_file)."""
+    """Yields where libhdf5 looks for a source's file, in this order (its H5F_prefix_open_file)."""
     folder, prefix = os.path.dirname(virtual), os.environ.get("HDF5_VDS_PREFIX", "")
     local = os.path.basename(name) if name.startswith("/") else name
     if name.startswith("/"):
@@ -273,7 +273,7 @@ def _candidates(virtual: str, name: str) -> Iterator[str]:
 def _read_from_afar(
     virtual: str, sources: Sequence[Key], failure: type[Exception]
 ) -> list[tuple[str, _native.Dataset | None]]:
-    """The same of a far file, whose sources lie beside it. One that nobody may read is not missing."""
+    """Returns what `found_in` does, for a remote file whose sources lie beside it. A forbidden one is not missing."""
 
     def found(source: Key) -> tuple[str, _native.Dataset | None]:
         file, name = source
@@ -334,7 +334,7 @@ def _is_group(file: str, name: str) -> bool:
 
 
 def check_group(file: str, name: str) -> None:
-    """SolarError where this is no group, or the file cannot be read. What it holds is not looked at."""
+    """Raises SolarError if this is no group, or if the file cannot be read. It does not look into the group."""
     try:
         _native.read_metadata(file, name)
     except SolarError as error:
@@ -355,7 +355,7 @@ UNLIMITED = 2**64 - 1  # HDF5's word for "as many as there are"
 def resolved(
     files: Sequence[str], datasets: list[_native.Dataset], per_file: bool
 ) -> tuple[list[_native.Dataset], list[Made]]:
-    """The datasets, virtual ones with their shape now, and what each is made of; no Made if libhdf5 is to read them."""
+    """Returns the datasets with present shapes, and what each is made of; none if libhdf5 has to read it."""
     if all(one["storage"] not in OUTSIDE or one["problem"] for one in datasets):
         return datasets, []
     now, made = [], []
@@ -372,7 +372,7 @@ def resolved(
 
 
 def left_to_libhdf5(datasets: list[_native.Dataset], reason: str) -> list[_native.Dataset]:
-    """The datasets, of which those that are elsewhere cannot be read natively for this reason."""
+    """Returns the datasets, marked as unreadable by native code for this reason if their values are elsewhere."""
     return [{**one, "elsewhere": virtual_reason(one, reason)} if one["storage"] in OUTSIDE else one for one in datasets]
 
 
@@ -428,7 +428,7 @@ def resolve(file: str, dataset: _native.Dataset, facts: dict[str, Any], depth: i
 
 
 def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
-    """The sources of a virtual dataset that are not there, as it names them: file and dataset."""
+    """Returns the sources of a virtual dataset that do not exist, with file and dataset as it names them."""
     facts = _sources_of_dataset(file, name)
     try:
         stored = facts["shape"] or _grown(file, _native.read_metadata(file, name)["datasets"][0], facts)
@@ -444,7 +444,7 @@ def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
 
 
 def _grown(file: str, dataset: _native.Dataset, facts: dict[str, Any]) -> list[int]:
-    """The shape now of one in a far file that grows with its sources, by libhdf5's rules."""
+    """Returns the present shape of a dataset in a remote file that grows with its sources, by libhdf5's rules."""
     rows = 0
     for given in facts["sources"]:
         where, taken = given["to"], given["from"]
@@ -470,7 +470,7 @@ def _grown(file: str, dataset: _native.Dataset, facts: dict[str, Any]) -> list[i
 
 
 def count_sources(file: str, given: dict[str, Any]) -> int:
-    """How many sources there are, one after another, whose names are counted."""
+    """Returns how many consecutive sources of a numbered name there are."""
     start, stride, _, _ = given["to"][0]
     number, step = 0, 1
     while True:
@@ -510,7 +510,7 @@ def _of_sources(file: str, dataset: _native.Dataset, facts: dict[str, Any], dept
 
 
 def _blocks(given: dict[str, Any], rows: int) -> list[Filling]:
-    """The mappings of one entry: one, or, where names have %b in them, one for each block of rows."""
+    """Returns the mappings of one entry: one, or one for each block of rows if its names contain %b."""
     where, taken = given["to"], given["from"]
     if where is None or taken is None:
         raise Unresolved(IRREGULAR)
@@ -535,7 +535,7 @@ def _blocks(given: dict[str, Any], rows: int) -> list[Filling]:
 
 
 def _source(file: str, source: _native.Dataset | None, dataset: _native.Dataset, depth: int) -> Made | None:
-    """What a source is made of; None if it is missing."""
+    """Returns what a source is made of; None if it is missing."""
     if source is None:
         return None
     where = target_place(file, source)
@@ -562,7 +562,7 @@ def _source(file: str, source: _native.Dataset | None, dataset: _native.Dataset,
 
 
 def mapping_rows(one: Filling, shape: list[int], made: Made, source: _native.Dataset) -> tuple[Rows, Made]:
-    """Where the rows of a mapping begin, and what they are made of."""
+    """Returns where the rows of a mapping begin, and what they are made of."""
     inner = source["shape"]
     if not one.taken:  # all of a source has no extent in the file
         one = one._replace(taken=[[0, 1, 1, length] for length in inner])
@@ -585,7 +585,7 @@ def mapping_rows(one: Filling, shape: list[int], made: Made, source: _native.Dat
 
 
 def _in_part(sides: list[list[int]], shape: list[int]) -> bool:
-    """Whether not all of each row is selected."""
+    """Returns whether not all of each row is selected."""
     if len(sides) != len(shape):
         raise Unresolved("a source has another number of axes than was mapped")
     across = zip(sides[1:], shape[1:], strict=True)
@@ -634,7 +634,7 @@ def _pair_stretches(to: Side, taken: Side, one: Filling) -> tuple[Rows, Rows, Ro
 
 
 def _place(begin: Rows, starts: Rows, at: Rows) -> Rows:
-    """Where rows are in the virtual dataset, by their number among those mapped."""
+    """Returns where rows are in the virtual dataset, by their number among those mapped."""
     run = np.searchsorted(starts, at, "right") - 1
     placed: Rows = begin[run] + at - starts[run]
     return placed
@@ -662,7 +662,7 @@ def _stack(
 
 
 def _cover(file: str, dataset: _native.Dataset, fill: str | None, at: list[Rows], pieces: list[Made]) -> Made:
-    """The stretches in the order of their rows; what nothing covers has the fill value."""
+    """Returns the stretches in the order of their rows; what nothing covers has the fill value."""
     nothing: _native.Dataset = {
         **dataset,
         "storage": "contiguous",

@@ -72,7 +72,7 @@ class ZarrArray(NamedTuple):
 
 
 def node_of(text: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that describes an array or a group."""
+    """Returns the JSON object that describes an array or a group."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ def node_of(text: bytes, where: str) -> dict[str, Any]:
 
 
 def array_of_node(node: dict[str, Any], where: str) -> ZarrArray:
-    """The array that this metadata describes; `where` is the file with it, for messages."""
+    """Returns the array that this metadata describes; `where` is the file with it, for messages."""
     version = node.get("zarr_format")
     if version not in (2, 3) or isinstance(version, bool):
         _refuse(where, f"zarr_format is {version!r:.40}: solar reads versions 2 and 3")
@@ -115,7 +115,7 @@ def _is_integer(value: Any, least: int, most: int = 2**62) -> bool:
 
 
 def _named(one: Any, where: str, what: str) -> tuple[str, dict[str, Any]]:
-    """The name and the configuration of an extension point of version 3."""
+    """Returns the name and the configuration of an extension point of version 3."""
     facts = {"name": one} if isinstance(one, str) else one if isinstance(one, dict) else {}
     name, configuration = facts.get("name"), facts.get("configuration", {})
     if not isinstance(name, str) or not isinstance(configuration, dict):
@@ -159,7 +159,7 @@ def _keys(encoding: Any, where: str) -> tuple[str, str]:
 def _codecs(
     codecs: Any, stored: tuple[int, ...], dtype: np.dtype[Any], where: str
 ) -> tuple[Order, tuple[int, ...], tuple[Filter, ...], Shards | None]:
-    """The order of bytes, the shape of chunks, their filters, and the shards that codecs make."""
+    """Returns the order of bytes, the shape of chunks, their filters, and the shards that codecs make."""
     if not isinstance(codecs, list) or not 0 < len(codecs) <= MOST_AXES:
         _refuse(where, f"codecs is no list of 1 to {MOST_AXES} codecs")
     pairs = [_named(one, where, "a codec") for one in codecs]
@@ -214,7 +214,7 @@ def _order(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -
 
 
 def _filter(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -> Filter:
-    """The filter that undoes a codec of bytes."""
+    """Returns the filter that undoes a codec of bytes."""
     if name == "crc32c":
         return Filter(CRC32C, 0)
     if name == "gzip" and _is_integer(facts.get("level"), 0, 9):
@@ -294,7 +294,7 @@ def _compressor(facts: Any, dtype: np.dtype[Any], where: str) -> tuple[Filter, .
 
 
 def fill_bytes(value: Any, dtype: np.dtype[Any], where: str) -> bytes:
-    """The fill value as a chunk would have it; empty where that is zeros.
+    """Returns the fill value as a chunk would have it; empty where that is zeros.
 
     >>> fill_bytes("0x7fc00001", np.dtype(">f4"), "").hex(), fill_bytes([1, "NaN"], np.dtype("<c8"), "").hex()
     ('7fc00001', '0000803f0000c07f')

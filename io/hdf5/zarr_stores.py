@@ -52,7 +52,7 @@ class StoredCells(NamedTuple):
 
 
 def is_store(path: str) -> bool:
-    """Whether it is a Zarr store: a zip file by its name, or a folder with the metadata of a node."""
+    """Returns whether it is a Zarr store: a zip file by its name, or a folder with the metadata of a node."""
     if path.endswith(".zip"):
         return os.path.isfile(path)
     return os.path.isdir(path) and is_zarr_folder(path)
@@ -68,7 +68,7 @@ def _open_at_once(name: str, _: int) -> int:
 
 
 def _number_below(text: str, limit: int) -> int:
-    """The number that a part of a key is; -1 where it is none of a grid of this many cells."""
+    """Returns the number that a part of a key is; -1 where it is none of a grid of this many cells."""
     if not (text.isascii() and text.isdigit() and len(text) < 20) or (text[0] == "0" and text != "0"):
         return -1
     return number if (number := int(text)) < limit else -1
@@ -81,11 +81,11 @@ class FolderStore:
         self.path, self._real = path, os.path.realpath(path)
 
     def place(self, key: str) -> str:
-        """The path of a key."""
+        """Returns the path of a key."""
         return os.path.join(self.path, key)
 
     def text(self, key: str) -> bytes | None:
-        """The bytes of some metadata; None where there is none."""
+        """Returns the bytes of some metadata; None where there is none."""
         path = self.place(key)
         try:
             found = os.stat(path)
@@ -103,7 +103,7 @@ class FolderStore:
             raise ReadError(error.errno, error.strerror, path) from None
 
     def names(self, key: str) -> list[str]:
-        """The folders in that of a group."""
+        """Returns the folders in that of a group."""
         with os.scandir(self.place(key)) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -116,7 +116,7 @@ class FolderStore:
             )
 
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
-        """The files of an array's chunks, by listing its folder: as many are looked at as there are."""
+        """Returns the files of an array's chunks, by listing its folder: as many are looked at as there are."""
         grid = _grid_of(array)
         path = self.place(metadata)
         own = _facts_of(os.stat(path))
@@ -144,7 +144,7 @@ class FolderStore:
     def _entries(
         self, folder: str, array: ZarrArray, grid: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], os.DirEntry[str]]]:
-        """The entries of a folder that are named as chunks of an array are."""
+        """Yields the entries of a folder that are named as chunks of an array are."""
         if not grid or array.separator == ".":
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -169,7 +169,7 @@ class FolderStore:
 
 
 def place_of_key(key: str, array: ZarrArray, grid: Sequence[int]) -> tuple[int, ...] | None:
-    """The place of a chunk in the grid, by its key below that of its array; None for what is no key of a chunk."""
+    """Returns the place of a chunk in the grid, by its key below that of its array; None for other keys."""
     parts = key.split(array.separator, len(grid) + 1)
     if array.prefix and parts.pop(0) != array.prefix:
         return None
@@ -196,11 +196,11 @@ class ZipStore:
             raise LayoutError(f"{path}: it is no zip file that can be read: {error}") from None
 
     def place(self, key: str) -> str:
-        """The name of a key in messages."""
+        """Returns the name of a key in messages."""
         return f"{self.path}: {key}"
 
     def _extent(self, file: int, key: str, member: zipfile.ZipInfo) -> tuple[int, int]:
-        """Where the bytes of a member begin, and how many there are."""
+        """Returns where the bytes of a member begin, and how many there are."""
         if (
             member.compress_type != zipfile.ZIP_STORED
             or member.flag_bits & 1
@@ -219,7 +219,7 @@ class ZipStore:
         return offset, member.file_size
 
     def text(self, key: str) -> bytes | None:
-        """The bytes of some metadata; None where there is none."""
+        """Returns the bytes of some metadata; None where there is none."""
         if (member := self._members.get(key)) is None:
             return None
         if member.file_size > MOST_METADATA:
@@ -229,13 +229,13 @@ class ZipStore:
             return os.pread(file.fileno(), nbytes, offset)
 
     def names(self, key: str) -> list[str]:
-        """The folders in that of a group."""
+        """Returns the folders in that of a group."""
         above = f"{key}/" if key else ""
         below = (name[len(above) :] for name in self._members if name.startswith(above))
         return sorted({name.partition("/")[0] for name in below if "/" in name})
 
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
-        """The places of an array's chunks in the zip file."""
+        """Returns the places of an array's chunks in the zip file."""
         above, grid = f"{key}/" if key else "", _grid_of(array)
         places, extents = [], []
         with open(self.path, "rb") as file:  # noqa: PTH123
@@ -252,7 +252,7 @@ Store = FolderStore | ZipStore
 
 
 def store_at(path: str) -> Store:
-    """The store at a path."""
+    """Returns the store at a path."""
     return ZipStore(path) if path.endswith(".zip") else FolderStore(path)
 
 
@@ -264,7 +264,7 @@ def _grid_of(array: ZarrArray) -> tuple[int, ...]:
 
 
 def _metadata_of(store: Store, key: str) -> tuple[str, dict[str, Any] | None]:
-    """The key of the metadata of an array, and the metadata; None for a group; an empty key where there is no node."""
+    """Returns the key of an array's metadata, and the metadata; None for a group, an empty key for nothing."""
     above = f"{key}/" if key else ""
     for mark in ZARR_MARKS:
         text = store.text(above + mark)
@@ -284,7 +284,7 @@ def _metadata_of(store: Store, key: str) -> tuple[str, dict[str, Any] | None]:
 
 
 def _array_keys(store: Store) -> Iterator[tuple[str, LayoutError | None]]:
-    """The keys of all arrays, in the order of a tree; with an error, those of nodes that cannot be read."""
+    """Yields the keys of all arrays, in the order of a tree; with an error, those of nodes that cannot be read."""
     keys, nodes = [""], 0
     while keys:
         key = keys.pop()
@@ -326,7 +326,7 @@ def _array_in(store: Store, name: str) -> tuple[ZarrArray, StoredCells]:
 
 
 def zarr_layouts(paths: Sequence[str], names: Sequence[str]) -> list[Layout]:
-    """The Layouts of arrays of Zarr stores; of several stores one after another."""
+    """Returns the Layouts of arrays of Zarr stores; of several stores one after another."""
     stores = []
     for path in paths:
         if not is_store(path):
@@ -336,7 +336,7 @@ def zarr_layouts(paths: Sequence[str], names: Sequence[str]) -> list[Layout]:
 
 
 def survey_stores(paths: Sequence[str]) -> dict[str, Layout]:
-    """The Layout of every array of the first store, in all of them; one that cannot be read says why."""
+    """Returns the Layout of every array of the first store, in all of them; one that cannot be read says why."""
     found = {}
     for key, problem in _array_keys(store_at(paths[0])):
         name = f"/{key}"
@@ -408,7 +408,7 @@ def _layout_of(stores: Sequence[Store], name: str) -> Layout:
 
 
 def _chunk_arrays_of(tables: Sequence[_ChunkPlaces], begins: NDArray[np.int64], several: bool) -> dict[str, Any]:
-    """The arrays of a Layout that say where chunks lie; `begins`: the first file of each store, whose part it is."""
+    """Returns the chunk arrays of a Layout. `begins`: the first file of each store, which is a part."""
     counts = [len(own.position) for own in tables]
     order = np.concatenate([np.argsort(own.position) + at for own, at in zip(tables, running(counts), strict=False)])
     position = np.concatenate([own.position for own in tables])[order]
@@ -440,7 +440,7 @@ def _chunk_places(array: ZarrArray, cells: StoredCells) -> _ChunkPlaces:
 
 
 def _chunks_in_shards(array: ZarrArray, cells: StoredCells, grid: Sequence[int]) -> StoredCells:
-    """The chunks of shards, by the indexes of these."""
+    """Returns the chunks of shards, by the indexes of these."""
     inside = tuple(size // chunk for size, chunk in zip(array.stored, array.chunk, strict=True))
     if math.prod(inside) > MOST_IN_SHARD:
         raise LayoutError(f"{cells.paths[0]}: a shard has more than {MOST_IN_SHARD:,} chunks")
@@ -468,7 +468,7 @@ def _chunks_in_shards(array: ZarrArray, cells: StoredCells, grid: Sequence[int])
 
 
 def shard_index(path: str, begin: int, nbytes: int, chunks: int, array: ZarrArray) -> NDArray[np.uint64]:
-    """The offset and the size of each chunk of a shard, which lies in a file from `begin` on."""
+    """Returns the offset and the size of each chunk of a shard, which lies in a file from `begin` on."""
     shards = array.shards
     assert shards is not None, "called for shards"
     decoded = 16 * chunks

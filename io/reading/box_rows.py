@@ -1,6 +1,6 @@
-"""BoxRows: reads boxes of a Layout, one native call for a batch.
+"""BoxRows: reads boxes of a Layout, with one native call per batch.
 
-A buffer holds the blocks, and a run cuts the boxes out of these.
+A buffer holds blocks, from which a run cuts the boxes.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class BoxRows(Rows):
 
     @property
     def read_as(self) -> Layout:
-        """The blocks."""
+        """The reader of the blocks."""
         return self._blocks
 
     @property
     def blocks(self) -> Rows:
-        """What reads the blocks themselves."""
+        """The reader of the blocks."""
         return Rows(self._blocks, self.dtype.isnative, self._page_cache, tier=self.tier, unit="block")
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of the Layout at which each of these samples begins."""
+        """Returns the row of the Layout at which each of these samples begins."""
         return self._boxes.of(samples).start
 
     def _begin(

@@ -21,7 +21,7 @@ CODES = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8,
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The samples of a Layout of our codec, each as a row of bytes: its chunk, with zeros behind.
+    """The samples of a Layout of our codec, each as a row of bytes: its chunk, padded with zeros.
 
     The last 4 bytes are the number of the coding tables that the chunk may use.
     """
@@ -33,7 +33,7 @@ class Encoded:
 
 
 def encoded_views(layouts: Sequence[Layout]) -> list[Encoded] | str:
-    """The encoded views of Layouts whose samples share batches, or the reason why there are none.
+    """Returns the encoded views of Layouts whose samples share batches, or the reason why there are none.
 
     Their rows are read and buffered like any samples. Native code checks each chunk (its checksum and its header) when
     it copies it to its row.
@@ -85,17 +85,17 @@ def layout_place(layout: Layout) -> str:
 
 
 def only_ours(layout: Layout) -> bool:
-    """Whether its chunks are of our codec, with no other filter around it."""
+    """Returns whether its chunks are of our codec, with no other filter around it."""
     return all([one.id for one in form.filters] == [_native.codec_filter()] for form in layout.forms)
 
 
 def behind_tables(values: Sequence[int]) -> int:
-    """Where the tables end in the values of a filter message (io/FORMAT.md); 0 if it has no place for tables."""
+    """Returns where the tables end in the values of a filter message (io/FORMAT.md); 0: it has none."""
     return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
 
 
 def coding_tables(values: tuple[int, ...]) -> bytes:
-    """The tables in the values of a filter message (io/FORMAT.md); empty if there are none."""
+    """Returns the tables in the values of a filter message (io/FORMAT.md); empty if there are none."""
     if not behind_tables(values):
         return b""
     return np.array(values[2:], "<u4").tobytes()[: values[1]]

@@ -1,4 +1,4 @@
-"""Engine: the native reader of this process, and the native form of Layouts."""
+"""Engine: the native reader of this process, and Layouts in their native form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST_WAIT = 1.0  # seconds that reads in flight have to finish when the program 
 
 
 def beside_nbytes(threads: int) -> int:
-    """The bytes that each thread may have beside for what is on its way: little where there is little memory."""
+    """Returns the bytes that each thread may use besides for reads in flight: few if there is little memory."""
     return max(LEAST_SCRATCH, min(MOST_SCRATCH, int(SCRATCH * machine.page_cache_nbytes()) // threads))
 
 
@@ -52,7 +52,7 @@ class Engine:
 
     @classmethod
     def progress(cls, last: int) -> tuple[int, int]:
-        """How many pieces of the tickets up to this one are done, of all that there were, and how many there are."""
+        """Returns how many pieces of the tickets up to `last` are done, of all so far, and how many there are."""
         return (0, 0) if cls.reader is None else cls.reader.progress(last)
 
     @classmethod
@@ -63,14 +63,14 @@ class Engine:
 
     @classmethod
     def stop(cls) -> None:
-        """Joins the threads before the interpreter ends. One that hangs in a read is left, with its memory."""
+        """Joins the threads before the interpreter ends. A thread that hangs in a read is abandoned with its memory."""
         if cls.reader is not None and not cls.reader.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its thread is left to the end of the process", LAST_WAIT)
         cls.reader = None
 
 
 def get_num_threads() -> int:
-    """The number of native threads that read and decode in this process, or will.
+    """Returns the number of native threads that read and decode in this process, or will.
 
     >>> get_num_threads() >= 1
     True
@@ -101,7 +101,7 @@ lifecycle.at_exit(lifecycle.Ends.ENGINE, Engine.stop)
 
 
 class Ticket:
-    """A request that the engine works on. Deleting it cancels it; the engine keeps the memory until it is done."""
+    """A request that the engine works on. Deleting it cancels it; the engine keeps the memory until then."""
 
     def __init__(
         self,
@@ -112,9 +112,8 @@ class Ticket:
         counts: Any = None,
         corners: NDArray[np.int64] | None = None,
     ) -> None:
-        """Reads row i into the i-th place of `memory`, or that of positions[i]; with counts, so many from it on.
-
-        Of Boxes it is the box at corners[i].
+        """Reads row i into the i-th place of `memory`, or into place positions[i]. With `counts`, reads that many rows
+        from it on; of Boxes, reads the box at corners[i].
         """
         self._counts: tuple[int, ...] | None = ()
         self._reader = Engine.get()
@@ -132,7 +131,7 @@ class Ticket:
 
     @classmethod
     def begun(cls, number: int, memory: NDArray[np.uint8], counts: tuple[int, ...]) -> Ticket:
-        """The ticket of this number, which native code began; 0: its read has ended, with these counts."""
+        """Returns the ticket of this number, which native code began; 0: its read has ended, with these counts."""
         made = cls.__new__(cls)
         made._reader, made.number = Engine.get(), number
         made._counts = counts if not number else None
@@ -141,11 +140,11 @@ class Ticket:
         return made
 
     def poll(self, seconds: float) -> bool:
-        """Whether it is done within this time."""
+        """Returns whether it is done within this time."""
         return self.ended(seconds) is not None
 
     def ended(self, seconds: float) -> tuple[int, ...] | None:
-        """Its counts, in the order of COUNT_NAMES, if it is done within this time."""
+        """Returns its counts, in the order of COUNT_NAMES, if it is done within this time."""
         if self._counts is None:
             try:
                 self._counts = self._reader.wait(self.number, seconds)
@@ -155,11 +154,11 @@ class Ticket:
         return self._counts
 
     def waiting_for(self) -> str:
-        """What is still missing: "file: dataset, sample 17, offset 123"."""
+        """Returns what is still missing, as "file: dataset, sample 17, offset 123"."""
         return self._reader.waiting_for(self.number)
 
     def counts(self) -> dict[str, int]:
-        """Counts of what was read and decoded for it, once it is done (native/include/solar/reader.hpp)."""
+        """Returns what was read and decoded for it, once it is done (native/include/solar/reader.hpp)."""
         return dict(zip(COUNT_NAMES, self._counts or (), strict=False))
 
     def __del__(self) -> None:
@@ -168,7 +167,7 @@ class Ticket:
 
 
 def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
-    """The share of the stored bytes to read past the page cache: as much as the cache has no room for, unless given.
+    """Returns the share of the stored bytes to read past the page cache: what it has no room for, unless given.
 
     If all bytes passed through the cache, they would evict each other before the next epoch uses them again.
     """
@@ -181,7 +180,7 @@ def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
 
 
 def worth_mapping(layout: Layout, bypass: float) -> bool:
-    """Whether to map the files into memory: they fit into the page cache, and there are not thousands of them."""
+    """Returns whether to map the files into memory: if they fit into the page cache and are not thousands."""
     return bypass == 0 and len(layout.paths) <= MAPPED and not layout.far
 
 
@@ -194,9 +193,9 @@ def source_of(
     tier: Tier | None = None,
     unit: str = "sample",
 ) -> _native.Source:
-    """The native form of a Layout that is read directly, by way of a local disk where there is a Tier.
+    """Returns the native form of a Layout that is read directly, through a local disk if there is a Tier.
 
-    `unit`: what its rows are in messages.
+    `unit` is what messages call its rows.
     """
     ready(layout.paths)
     bypass = bypassed_share(layout, page_cache)
@@ -229,7 +228,7 @@ def source_of(
 
 
 def dataset_in_messages(layout: Layout) -> str:
-    """The dataset in messages that begin with the file that is read."""
+    """Returns the name of the dataset for messages that begin with the file that is read."""
     if len(layout.paths) == len(layout.files):
         return layout.title
     return f"{layout.title} (of {layout.storage} storage in {layout.files[0]})"
@@ -245,7 +244,7 @@ def native_form(
 
 
 def filter_values_of(values: list[int], dtype: np.dtype[Any]) -> list[int]:
-    """The values of our codec's filter plus the dataset's type, so that the decoder refuses chunks of another type."""
+    """Returns the values of our codec's filter plus the dataset's type, so that the decoder refuses other chunks."""
     end = behind_tables(values)
     code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
     if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
@@ -254,7 +253,7 @@ def filter_values_of(values: list[int], dtype: np.dtype[Any]) -> list[int]:
 
 
 def source_of_part(layout: Layout, part: int) -> _native.Source:
-    """A part as one single row, which is read in its own order, chunk after chunk."""
+    """Returns a part as a single row, which is read in its own order, chunk after chunk."""
     form = layout.forms[layout.part_form[part]]
     length = int(layout.part_first[part + 1] - layout.part_first[part])
     chunk = (1, *form.chunk) if form.chunk[0] else (0, length, *form.chunk[1:])

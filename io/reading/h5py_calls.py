@@ -1,4 +1,4 @@
-"""The calls of h5py that one thread makes: who wants to see them can answer them; and which values they ask for."""
+"""Lets one thread's calls of h5py be seen and answered, and says which values they select."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ReadCall = Callable[..., Any]
 
 
 class H5pyReader(Protocol):
-    """Who is asked in the place of h5py.Dataset.__getitem__ and read_direct, in one thread."""
+    """Answers one thread's calls of h5py.Dataset.__getitem__ and read_direct."""
 
     def getitem(self, of_h5py: ReadCall, dataset: Any, args: Any) -> Any:
-        """The values of `dataset[args]`; `of_h5py(dataset, args)` reads them."""
+        """Returns the values of `dataset[args]`; `of_h5py(dataset, args)` reads them."""
 
     def read_direct(self, of_h5py: ReadCall, dataset: Any, dest: Any, source_sel: Any, dest_sel: Any) -> None:
         """Reads into `dest` as `of_h5py(dataset, dest, source_sel, dest_sel)` does."""
@@ -70,7 +70,7 @@ def _init_file(self: Any, name: Any, *args: Any, **more: Any) -> None:
 
 
 def _plain_file(name: Any) -> tuple[str, tuple[int, ...]] | None:
-    """The path and the identity of a local file that a file object reads as it is; None for anything else."""
+    """Returns the path and identity of a local file that a file object reads unchanged; None for anything else."""
     kind = type(name)
     if kind not in (io.BufferedReader, io.FileIO):
         of = f"{kind.__module__}.{kind.__qualname__}"
@@ -84,10 +84,10 @@ def _plain_file(name: Any) -> tuple[str, tuple[int, ...]] | None:
 
 
 class H5pyCalls:
-    """While it is entered, this thread's reads by h5py.Dataset are asked of `reader`. Other threads see nothing of it.
+    """Sends this thread's reads by h5py.Dataset to `reader` inside a `with` block. Other threads are not affected.
 
-    It may be entered within itself, or within that of another reader, which is asked again afterwards. Nothing is done
-    where the program has not imported h5py.
+    Blocks may be nested, also for different readers; leaving one restores the one around it. Nothing happens if the
+    program has not imported h5py.
     """
 
     def __init__(self, reader: H5pyReader) -> None:
@@ -121,7 +121,7 @@ def _put_in_place(h5py: Any) -> None:
 
 
 def _put_back(h5py: Any) -> None:
-    """h5py's own methods again, unless somebody has put his in the place of ours: then ours only hand on."""
+    """Restores h5py's own methods, unless somebody has replaced ours: then ours only pass calls on."""
     global _in_place
     ours = _getitem, _read_direct, _init_file
     if _in_place and (h5py.Dataset.__getitem__, h5py.Dataset.read_direct, h5py.File.__init__) == ours:
@@ -130,7 +130,7 @@ def _put_back(h5py: Any) -> None:
 
 
 def _forget_calls() -> None:
-    """In a forked process: whoever was asked has threads that are not there."""
+    """Forgets the readers in a forked process, where their threads do not exist."""
     global _changing
     _changing = threading.Lock()
     _asked.clear()
@@ -145,7 +145,7 @@ lifecycle.after_fork(_forget_calls)
 
 
 class Selected(NamedTuple):
-    """Which values a selection has: rows `start` to `stop`, each `step`-th, or a single one; of these, `within`."""
+    """The values that a selection has: rows `start` to `stop`, every `step`-th, or a single one; and `within` these."""
 
     start: int
     stop: int
@@ -155,7 +155,7 @@ class Selected(NamedTuple):
 
 
 def selected(args: Any, shape: tuple[int, ...]) -> Selected | None:
-    """What `dataset[args]` has of a dataset of this shape; None: nothing, an error, or no plain selection.
+    """Returns what `dataset[args]` has of a dataset of this shape; None: nothing, an error, or no plain selection.
 
     Plain are integers and slices with at most one Ellipsis.
 
@@ -191,7 +191,7 @@ def _without_ellipsis(given: tuple[Any, ...], rank: int) -> tuple[Any, ...] | No
 
 
 def _plain_axis(one: Any, length: int) -> int | slice | None:
-    """The position, or the slice with all its numbers, that is not empty; None for anything else."""
+    """Returns the position, or the slice with all its numbers if it is not empty; None for anything else."""
     if isinstance(one, slice):
         if not all(part is None or _is_integer(part) for part in (one.start, one.stop, one.step)):
             return None
@@ -212,7 +212,7 @@ def _is_integer(one: Any) -> bool:
 
 
 class DatasetPlace(NamedTuple):
-    """Which dataset of which file an h5py.Dataset is."""
+    """Identifies the dataset and the file of an h5py.Dataset."""
 
     path: str
     name: str
@@ -220,7 +220,7 @@ class DatasetPlace(NamedTuple):
 
 
 def open_dataset(dataset: Any) -> DatasetPlace | None:
-    """Which one it is, if its file is a local one that was opened for reading alone; else None."""
+    """Returns the place of a dataset, if its file is a local one that is open only for reading; else None."""
     file = dataset.file
     if file.mode != "r" or file.swmr_mode or dataset.name is None:
         return None
@@ -234,9 +234,9 @@ def open_dataset(dataset: Any) -> DatasetPlace | None:
 
 
 def readable_layout(dataset: Any, opened: DatasetPlace) -> Layout | None:
-    """Where the values of an h5py.Dataset lie, if native code can read them as h5py does; else None.
+    """Returns where the values of an h5py.Dataset lie, if native code reads them as h5py does; else None.
 
-    The file of that path is still the one that is open.
+    It checks that the file at this path is still the one that is open.
     """
     kind = dataset.dtype
     if kind.kind not in NUMERIC or kind.metadata is not None or not dataset.shape or not dataset.size:
@@ -252,13 +252,13 @@ def readable_layout(dataset: Any, opened: DatasetPlace) -> Layout | None:
 
 
 def identity_of(dataset: Any) -> tuple[int, ...]:
-    """A number of the open file, and one of the dataset in it: what two h5py.Datasets of one dataset have in common."""
+    """Returns a number of the open file, and one of the dataset in it: equal for h5py.Datasets of one dataset."""
     facts = sys.modules["h5py"].h5o.get_info(dataset.id)
     return int(facts.fileno), int(facts.addr)
 
 
 def plain_values(values: NDArray[Any], selection: Selected) -> Any:
-    """These rows of `values`, as h5py gives them: a scalar, or a new array that owns its memory."""
+    """Returns these rows of `values` as h5py does: a scalar, or a new array that owns its memory."""
     rows: Any = values[0] if selection.single else values[:: selection.step]
     if selection.within:
         rows = rows[selection.within if selection.single else (slice(None), *selection.within)]

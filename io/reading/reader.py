@@ -1,4 +1,4 @@
-"""read, and the asynchronous reads of samples that H5Dataset is made of."""
+"""`read`, and the asynchronous reads that H5Dataset is made of."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _keeping = threading.Lock()
 
 
 def known_of(path: Paths, dataset: str) -> KnownLayouts:
-    """Where the values lie: remembered if the file is the same, else inspected now. Only single files are kept."""
+    """Returns where the values lie, remembered while the file is the same. Only single files are remembered."""
     key = os.fspath(path) if isinstance(path, (str, os.PathLike)) else "", dataset
     was = file_identity(key[0])
     with _keeping:
@@ -85,7 +85,7 @@ def stat_identity(facts: os.stat_result) -> tuple[int, ...]:
 
 
 def layout_identity(layout: Layout) -> tuple[int, ...]:
-    """The identity of the one file that holds all values; if there are several, one that no file has."""
+    """Returns the identity of the one file that holds all values; if there are several, one that no file has."""
     if len(layout.paths) != 1 or layout.reader != "direct":
         return (-1,)
     facts = layout.file_nbytes, layout.file_mtime_ns, layout.file_inode, layout.file_ctime_ns
@@ -98,7 +98,7 @@ def known_nbytes(known: KnownLayouts) -> int:
 
 
 def forget_reads() -> None:
-    """Forgets all in a forked process, for another thread may have been changing it."""
+    """Forgets everything in a forked process, because another thread may have been changing it."""
     global _keeping
     _kept.clear()
     _keeping = threading.Lock()
@@ -114,7 +114,7 @@ LARGE_MEMORY = 256 << 20  # bytes of memory worth asking the machine about befor
 
 
 def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None = None) -> Any:
-    """The values of a dataset: all of them, or those at `index` along axis 0 in the order asked.
+    """Returns the values of a dataset: all of them, or those at `index` along axis 0 in the order asked.
 
     `index` is an integer, a slice, a sequence or array of integers (negative ones count from the end), or of booleans.
     Values and dtype are those that h5py gives. With `out`, an array of that shape and dtype, they are written there.
@@ -151,7 +151,7 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
 
 
 class Pending:
-    """Values that are being read. Keeps their memory until the native threads are done with it."""
+    """Values that are being read. It keeps their memory until the native threads are done with it."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Pending:
         self._here = False
 
     def wait(self, seconds: float | None = None) -> NDArray[Any]:
-        """Waits for the values. TimeoutError after `seconds` says what is missing; one may wait again."""
+        """Waits for the values. A TimeoutError after `seconds` says what is missing; one may wait again."""
         self._here = self._here or until(self.work.poll, seconds)
         if not self._here:
             raise WaitTimeout.values(seconds, self.work.waiting_for())
@@ -177,12 +177,12 @@ class Pending:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts, after wait: rows, requests, bytes_read, ...; if libhdf5's process read them, only rows."""
+        """Returns counts, after wait: rows, requests, bytes_read, …; if libhdf5's process read them, only rows."""
         return self.work.counts()
 
 
 class _NoWork:
-    """The work of reading rows without bytes: done at once."""
+    """The work of reading rows without bytes, which is done at once."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -200,8 +200,8 @@ class _NoWork:
 class Rows:
     """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
-    A sample is a row, or with `extents` what these make of rows; messages call a row `unit`. The system's page cache
-    keeps the bytes read, or not (`page_cache`; None: as many as there is room for), and with a `tier` a local disk.
+    A sample is a row, or what `extents` make of rows; messages call a row `unit`. `page_cache` says whether the
+    system's page cache keeps what is read; None: as much as there is room for. With a `tier`, a local disk keeps it.
     """
 
     def __init__(
@@ -234,27 +234,27 @@ class Rows:
 
     @property
     def boxes(self) -> _native.Boxes | None:
-        """What cuts samples out of blocks; None where they are not boxes."""
+        """What cuts samples from blocks; None if they are not boxes."""
         return None
 
     @property
     def held(self) -> list[tuple[Layout, Any]]:
-        """What a buffer holds of it: layouts, each with the map by which samples are made of it."""
+        """What a buffer holds of it: layouts, each with its map."""
         return [(self.layout, self.extents)]
 
     @property
     def held_rows(self) -> list[Rows]:
-        """What reads each of these, and assembles samples."""
+        """The readers of what a buffer holds, which also assemble samples."""
         return [self]
 
     @property
     def blocks(self) -> Rows:
-        """What reads the rows, or the blocks, that a buffer holds."""
+        """The reader of the rows or blocks that a buffer holds."""
         return self
 
     @property
     def read_as(self) -> Layout:
-        """What the engine knows it as: its rows are what a buffer holds."""
+        """The reader that the engine knows: its rows are what a buffer holds."""
         return self.layout
 
     @property
@@ -268,7 +268,7 @@ class Rows:
         return self._shape
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of the Layout that each of these samples is, or has its place at."""
+        """Returns the row of the Layout that each of these samples is, or where its place is."""
         return samples if self.extents is None else self.extents.of(samples).start
 
     @property
@@ -292,11 +292,11 @@ class Rows:
         return [self._sample_nbytes // self.extents.slots * size for size in self.extents.sizes]
 
     def parts(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """What each field that is read together has of the values of some samples."""
+        """Returns the values of each field that is read together with others."""
         return [values] if self.extents is None else self.extents.parts(values)
 
     def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
-        """The first samples whose bytes, as the engine reads them, are in this memory."""
+        """Returns the first samples whose bytes, as the engine reads them, are in this memory."""
         values: NDArray[Any] = np.ndarray((samples, *self._shape), self._read_dtype, memory)
         return values if self._as_read else self._turn_axes(values)
 
@@ -304,17 +304,17 @@ class Rows:
         return values.astype(self.dtype.base, copy=False)
 
     def room(self, samples: int) -> NDArray[Any]:
-        """Memory for this many samples, into which `start` can read."""
+        """Returns memory for this many samples, into which `start` can read."""
         return np.ndarray((samples, *self._shape), self.dtype, self._memory(samples))
 
     def _memory(self, samples: int) -> NDArray[np.uint8] | None:
-        """Memory from the pool for plain values; None for objects or no bytes: numpy allocates these."""
+        """Returns memory from the pool for plain values; None for objects or no bytes, which numpy allocates."""
         nbytes = samples * self._sample_nbytes
         return None if nbytes == 0 or self.dtype.hasobject else _native.take(nbytes)
 
     @property
     def plain(self) -> bool:
-        """Whether samples are rows that the engine reads, and nothing is to be done afterwards."""
+        """Whether samples are rows that the engine reads, with nothing left to do afterwards."""
         return (
             self._source is not None
             and self.boxes is None
@@ -329,7 +329,7 @@ class Rows:
         out: NDArray[Any] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> Pending:
-        """Starts reading sample rows[i] into out[i], or into out[positions[i]]. Samples must be in range.
+        """Starts to read sample rows[i] into out[i], or into out[positions[i]]. Samples must be in range.
 
         `out` is C-contiguous and of this dtype. Its other places are not changed, so several reads may share it.
         """
@@ -355,7 +355,7 @@ class Rows:
         return self._start(rows, put)
 
     def _start(self, rows: NDArray[np.int64], finish: Finish | None) -> Pending:
-        """Starts reading into new memory."""
+        """Starts to read into new memory."""
         samples = len(rows)
         memory = self._memory(samples)
         values = np.ndarray((samples, *self._shape), self._read_dtype, memory)
@@ -368,7 +368,7 @@ class Rows:
         memory: NDArray[np.uint8] | None,
         positions: NDArray[np.int64] | None = None,
     ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
-        """The work of reading into `out`; `memory` is its bytes if the engine can fill them."""
+        """Returns the work of reading into `out`; `memory` is its bytes if the engine can fill them."""
         if self.extents is not None:  # from here on there are rows alone
             if positions is None:
                 rows = self.extents.joined(rows)
@@ -432,7 +432,7 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
 
 
 def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | None) -> NDArray[Any]:
-    """The array to read into: `out` if given, which is checked, else new memory."""
+    """Returns the array to read into: `out` if given, which is checked, else new memory."""
     shape = (*counts, *layout.sample_shape)
     if out is not None:
         _check_shape(out, shape, layout.dtype, layout.dtype.base)
@@ -451,7 +451,7 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
 
 
 def _check_shape(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stored: np.dtype[Any]) -> None:
-    """ValueError unless samples of this dtype, or as they are stored, can be written to `out`."""
+    """Raises ValueError unless samples of this dtype, or as stored, can be written to `out`."""
     whole = shape + dtype.shape
     if not isinstance(out, np.ndarray) or out.shape != whole or out.dtype not in (dtype.base, stored):
         found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
@@ -461,7 +461,7 @@ def _check_shape(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stored:
 
 
 def _check_positions(positions: NDArray[Any], rows: int, slots: int) -> None:
-    """ValueError unless each row has a position of its own. (The engine sees to that itself.)"""
+    """Raises ValueError unless each row has a position of its own. (The engine checks that itself.)"""
     if len(positions) != rows:
         raise ValueError(f"{len(positions)} positions for {rows} rows")
     wrong = next((int(one) for one in positions if not 0 <= one < slots), None)
@@ -472,7 +472,7 @@ def _check_positions(positions: NDArray[Any], rows: int, slots: int) -> None:
 
 
 def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
-    """The rows that an index means, in range and from 0; and whether it means a single row."""
+    """Returns the rows that an index selects, in range and counted from 0; and whether it selects a single row."""
     if not layout.shape:
         raise IndexError(f"{layout.name} is a scalar: it has no axis to index")
     if isinstance(index, tuple):
@@ -488,7 +488,7 @@ def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
 
 
 def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int64]:
-    """Positions counted from 0; negative integers count from the end. IndexError if out of range.
+    """Returns positions counted from 0; negative integers count from the end. Raises IndexError if out of range.
 
     The result may be the given array itself.
     """

@@ -1,4 +1,4 @@
-"""Running: a native Run in this process, which reads into a buffer as Scripts say and assembles batches."""
+"""Running: a native Run in this process, which reads into a buffer by Scripts, and assembles batches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Run(Protocol):
 
 
 class Running:
-    """Batches made by a native Run, in their order. Several threads may wait, each for a batch of its own."""
+    """Batches that a native Run makes, in order. Several threads may wait, each for a batch of its own."""
 
     def __init__(
         self,
@@ -86,13 +86,14 @@ class Running:
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: None = None) -> None:
-        """Appends a stretch of batches, of so many samples each. Nothing is exchanged, so there are no parcels."""
+        """Appends a stretch of batches with these numbers of samples. Nothing is exchanged, so there are no parcels."""
         assert self._run is not None
         self._run.append(sizes, [columns(one) for one in scripts])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch, and counts of reading it. TimeoutError after `seconds` says what is missing.
+        """Returns the fields of this batch, and counts of reading it. A TimeoutError after `seconds` says what is
+        missing.
 
         Fields that are read together come one after another. One may wait again until `let_go`, so Ctrl-C loses no
         batch.
@@ -112,7 +113,7 @@ class Running:
         return values, dict(zip(COUNT_NAMES, counts, strict=False))
 
     def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
-        """`wait`, if the batch is there within this short time; the counts are in the order of COUNT_NAMES."""
+        """Does what `wait` does, within this short time. Counts are in the order of COUNT_NAMES."""
         if number not in self._here:
             if number in self._unwanted:
                 raise RuntimeError("this batch was given up")
@@ -136,7 +137,7 @@ class Running:
         return values, came[1]
 
     def let_go(self, number: int) -> None:
-        """Hands this batch over to whoever waited for it."""
+        """Releases a batch that was handed out."""
         if self._here.pop(number, None) is not None:
             with self._counting:
                 self.released += 1
@@ -147,7 +148,7 @@ class Running:
         self.let_go(number)
 
     def lend(self, number: int, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
-        """The native run, to take batches from it from this one on; None if it does not come to that in this time.
+        """Returns the native run, to take batches from this one on; None if it is not ready within this time.
 
         `reclaim` is called when somebody else wants a batch: then `given_back` says what was taken.
         """
@@ -162,7 +163,7 @@ class Running:
             return self._run
 
     def take_back(self, handed: int, left: Iterable[Any], error: Exception | None) -> None:
-        """Takes the native run back, of which so many batches were handed out. The others that were taken are left."""
+        """Takes the native run back after `handed` batches were handed out. `left` were taken, but not handed out."""
         self._taken += handed
         for one in (*left, *([] if error is None else [error])):
             self._here[self._taken] = one
@@ -172,7 +173,7 @@ class Running:
             self._run.retire()
 
     def passed(self) -> None:
-        """Counts a batch that whoever has the native run handed out."""
+        """Counts a batch that the borrower of the native run handed out."""
         with self._counting:
             self.released += 1
 
@@ -197,11 +198,11 @@ class Running:
             self._came.popleft()
 
     def counts(self) -> dict[str, int]:
-        """Counts of what the run has read, held, and found in the buffer since it began."""
+        """Returns what the run has read, held, and found in the buffer since it began."""
         return {} if self._run is None else self._run.counts()
 
     def due(self) -> int:
-        """The engine's last ticket that the batch being made waits for; 0: it waits for none yet."""
+        """Returns the engine's last ticket that the batch being made waits for; 0: none yet."""
         return 0 if self._run is None else self._run.due()
 
     def fail(self, why: Exception) -> None:
@@ -210,11 +211,11 @@ class Running:
             self._node.fail(str(why))
 
     def drop(self) -> None:
-        """Ends it without waiting for others; the same as close()."""
+        """Does the same as close(): there are no others to wait for."""
         self.close()
 
     def close(self) -> None:
-        """Drops what has not begun and ends the threads. One that hangs in a read is left, with its memory."""
+        """Drops what has not begun, and ends the threads. One that hangs in a read is left with its memory."""
         run, self._run = self._run, None
         if run is not None and not run.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its buffer is left to the end of the process", LAST_WAIT)
@@ -228,14 +229,14 @@ def _fields_of(parts: Sequence[RunPart]) -> list[int]:
 
 
 def held_natively(rows: Rows, part: RunPart) -> tuple[Any, ...]:
-    """How native code holds a part."""
+    """Returns how native code holds a part."""
     own = None if part.extents is None else part.extents.native
     boxes = rows.boxes
     return part.pages, part.page, part.stored, part.direct, part.ahead, part.gap, own, boxes, part.pack
 
 
 class Asked:
-    """The requests that a Running of these parts makes, and their bytes: counted by what reads, with nothing read."""
+    """Counts the requests and bytes of a Running with these parts, using the real reader without reading."""
 
     def __init__(self, rows: Sequence[Rows], parts: Sequence[RunPart], scratch: int) -> None:
         self._parts = []
@@ -244,13 +245,13 @@ class Asked:
             self._parts.append(_native.Asked(Engine.get(), scratch, one.source, *held_natively(one, part)))
 
     def epoch(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript]) -> tuple[int, int]:
-        """Those of the next stretch of batches."""
+        """Returns the requests and bytes of the next stretch of batches."""
         made = [one.epoch(sizes, columns(of)) for one, of in zip(self._parts, scripts, strict=True)]
         return sum(number for number, _ in made), sum(nbytes for _, nbytes in made)
 
 
 def requests_of(rows: Rows, batches: Iterable[NDArray[np.int64]]) -> tuple[int, int]:
-    """The requests for batches of rows from afar that are read one by one, and their bytes."""
+    """Returns the requests and bytes for batches of rows at a URL that are read one by one."""
     assert rows.source is not None, "it is read directly"
     requests = nbytes = 0
     out = np.empty(0, np.uint8)
@@ -263,7 +264,7 @@ def requests_of(rows: Rows, batches: Iterable[NDArray[np.int64]]) -> tuple[int, 
 
 
 def columns(part: PartScript) -> tuple[Any, ...]:
-    """A stretch of batches as native code takes it."""
+    """Returns a stretch of batches in the form that native code takes."""
     script = part.script
     rows, starts = script.rows, script.starts
     if isinstance(rows, Listing):
@@ -275,12 +276,12 @@ def columns(part: PartScript) -> tuple[Any, ...]:
 
 
 def shared_nbytes(parts: Sequence[RunPart]) -> int:
-    """The bytes of a node's shared memory for these parts (io/channels/node_memory.py: join)."""
+    """Returns the bytes of a node's shared memory for these parts (io/channels/node_memory.py: join)."""
     return sum(-(-part.pages * part.page // SHARED_PAGE) * SHARED_PAGE for part in parts)
 
 
 def scratch_nbytes(layout: Layout) -> int:
-    """The least memory that a read of this Layout uses beside the buffer: one stored and one decoded chunk."""
+    """Returns the least memory that a read of this Layout uses beside the buffer: one stored and one decoded chunk."""
     alone = [form for form in layout.forms if not form.filters and (not form.chunk or not form.chunk[0])]
     if len(alone) == len(layout.forms):
         return min(layout.sample_nbytes, READ_PIECE)

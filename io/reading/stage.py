@@ -1,4 +1,4 @@
-"""Tier: bytes that were read from a slow storage stay in files on a local disk, and are read from there.
+"""Tier: keeps bytes that were read from a slow storage in files on a local disk, and reads them from there.
 
 Which bytes may stay is decided here, under the lock of the folder, before anything is read: the first ones of each
 dataset, as far as there is room. Native code writes and reads them (native/include/solar/stage.hpp).
@@ -45,19 +45,19 @@ Claims = dict[bytes, tuple[int, int]]  # by its key: blocks, limit
 
 @dataclass(frozen=True)
 class Tier:
-    """A folder of a local disk, and how many of its bytes may be taken; None: all but the disk's last twentieth."""
+    """A folder on a local disk, and how many bytes may be used; None: all but the last twentieth of the disk."""
 
     folder: str
     nbytes: int | None = None
 
     @property
     def own(self) -> Path:
-        """The folder in it that is ours alone."""
+        """The folder in it that only solar uses."""
         return Path(self.folder) / f"solar-stage-{os.geteuid()}"
 
 
 def tier_of(stage: str | os.PathLike[str] | None, size: int | str | None) -> Tier | None:
-    """What is asked for by `stage` and `stage_size`, checked."""
+    """Returns the Tier for `stage` and `stage_size`, checked."""
     if stage is None:
         if size is not None:
             raise PlanError(f"stage_size={size!r} without `stage`: name the folder of a local disk")
@@ -88,7 +88,7 @@ _became: dict[Tier, _Became] = {}
 
 
 def tier_warnings(tier: Tier) -> str:
-    """What is to be known of a Tier in this process, a line for each thing; nothing where all is well."""
+    """Returns warnings about a Tier in this process, one per line; none if all is well."""
     became = _became.get(tier, _Became())
     lines = [f"Not staged in {tier.folder}: {problem}." for problem in became.problems]
     stages = [stage for _, stage in became.stages.values()]
@@ -125,7 +125,7 @@ def stage_reason(code: int) -> str:
 
 
 def staged(source: _native.Source, layout: Layout, tier: Tier) -> _native.Source:
-    """The same Source, whose bytes stay in the Tier; or itself where the local disk refuses."""
+    """Returns the Source with its bytes kept in the Tier; the Source itself if the local disk refuses."""
     became = _became.setdefault(tier, _Became())
     try:
         with lock_folder(tier) as folder:
@@ -137,7 +137,7 @@ def staged(source: _native.Source, layout: Layout, tier: Tier) -> _native.Source
 
 
 def drop(tier: Tier, layouts: list[Layout] | None = None) -> tuple[int, int]:
-    """Removes the stage files of these Layouts, or all: how many, and the bytes they took."""
+    """Removes the stage files of these Layouts, or all. Returns how many there were, and the bytes they took."""
     with lock_folder(tier) as folder:
         names = None if layouts is None else {_name(one, at)[0] for one in layouts for at in range(len(one.paths))}
         gone = [path for path in _stage_files(folder) if names is None or path.name.partition("-")[0] in names]
@@ -150,7 +150,7 @@ def drop(tier: Tier, layouts: list[Layout] | None = None) -> tuple[int, int]:
 
 @contextmanager
 def lock_folder(tier: Tier) -> Iterator[Path]:
-    """Our folder, locked: nobody else decides meanwhile what stays there."""
+    """Locks solar's folder, so that no other process decides meanwhile what stays there."""
     folder = tier.own
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -181,7 +181,7 @@ def _lock_stage(descriptor: int) -> None:
 
 
 def _stage_files(folder: Path) -> Iterator[Path]:
-    """Those of ours; PlanError for what has such a name and is not."""
+    """Returns solar's stage files. Raises PlanError for a file that has such a name and is none."""
     for path in folder.glob(f"*{SUFFIX}"):
         facts = path.lstat()
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
@@ -194,7 +194,7 @@ def _stage_files(folder: Path) -> Iterator[Path]:
 
 @dataclass
 class _StageFile:
-    """A stage file: what its last page says."""
+    """A stage file, as its last page describes it."""
 
     path: Path
     token: bytes
@@ -203,7 +203,7 @@ class _StageFile:
 
     @property
     def taken(self) -> int:
-        """Bytes of the disk that it may come to take, with what a file system takes to note where they are."""
+        """The most bytes of the disk that it may take, with the file system's own notes of them."""
         own = _size(self.nbytes) - _align(self.nbytes) + 2 * STAGE_BLOCK
         return own + sum(blocks + blocks // NOTED for blocks, _ in self.claims.values()) * STAGE_BLOCK
 
@@ -215,7 +215,7 @@ class _StageFile:
 
     @classmethod
     def found(cls, path: Path) -> _StageFile | None:
-        """None where what is there is not whole, or of another version."""
+        """Reads a stage file; returns None if it is incomplete or of another version."""
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             page = os.pread(file.fileno(), STAGE_BLOCK, max(0, size - STAGE_BLOCK))
@@ -234,7 +234,7 @@ class _StageFile:
             os.pwrite(file.fileno(), self.page(), _size(self.nbytes) - STAGE_BLOCK)
 
     def store(self) -> None:
-        """Writes its last page anew."""
+        """Writes its last page."""
         with self.path.open("r+b", buffering=0) as file:
             os.pwrite(file.fileno(), self.page(), _size(self.nbytes) - STAGE_BLOCK)
 
@@ -244,12 +244,12 @@ def _align(nbytes: int) -> int:
 
 
 def _size(nbytes: int) -> int:
-    """Of the stage file of a file of so many bytes: these, an entry of 4 bytes for each block, and a page."""
+    """Returns the size of the stage file for a file of this size: its bytes, 4 bytes per block, and a page."""
     return _align(nbytes) + _align(_align(nbytes) // STAGE_BLOCK * 4) + STAGE_BLOCK
 
 
 def _name(layout: Layout, file: int) -> tuple[str, str]:
-    """What a stage file is called: by the path of its far file, and by the file's identity."""
+    """Returns the name of a stage file, made of the far file's path and identity."""
     path = layout.paths[file]
     place = path if is_url(path) else os.path.realpath(path)
     facts = [layout.file_nbytes, layout.file_mtime_ns]
@@ -263,7 +263,7 @@ def _hash(text: bytes) -> bytes:
 
 
 class _Opening:
-    """Gives Layouts their places in a folder that is locked."""
+    """Gives Layouts their places in a locked folder."""
 
     def __init__(self, folder: Path, tier: Tier, became: _Became) -> None:
         self._folder, self._tier, self._became = folder, tier, became
@@ -282,7 +282,7 @@ class _Opening:
                 self._remove(place, one)
 
     def files(self, layout: Layout) -> list[tuple[_native.Stage, int] | None]:
-        """For each file of the Layout its stage, and the block before which its bytes may be written."""
+        """Returns, for each file of the Layout, its stage and the block up to which its bytes may be written."""
         runs = _runs_of_files(layout)
         return [self._file(layout, at, runs(at)) for at in range(len(layout.paths))]
 
@@ -307,7 +307,7 @@ class _Opening:
         return None if stage is None else (self._shared(stage), limit)
 
     def _shared(self, stage: _StageFile) -> _native.Stage:
-        """One for all who read by way of it in this process."""
+        """Returns the one stage object for all readers in this process."""
         token, native = self._became.stages.get(stage.path, (b"", None))
         if native is None or token != stage.token or native.lost:
             native = _native.Stage(str(stage.path), stage.token, stage.nbytes)
@@ -315,7 +315,7 @@ class _Opening:
         return native
 
     def _stage(self, path: Path, nbytes: int) -> _StageFile | None:
-        """The stage file of a file of so many bytes, made if there is none; None if there is no room for it."""
+        """Returns the stage file for a file of this size, made if there is none; None if there is no room for it."""
         place, _, identity = path.stem.partition("-")
         same = self._there.setdefault(place, {})
         for stale in [one for one in same if one != identity]:
@@ -337,7 +337,7 @@ class _Opening:
         gone.path.unlink(missing_ok=True)
 
     def _claim(self, stage: _StageFile, key: bytes, wanted: int, runs: Runs) -> tuple[int, int]:
-        """How many of these blocks have a place, and the block before which they are; a new claim is stored."""
+        """Returns how many of these blocks have a place, and the block before which they lie; stores a new claim."""
         before = stage.claims.get(key, (0, 0))
         blocks = max(before[0], min(wanted, before[0] + max(0, self._room()) // STAGE_BLOCK * NOTED // (NOTED + 1)))
         if blocks == before[0] or (key not in stage.claims and len(stage.claims) == CLAIMS):
@@ -352,14 +352,14 @@ class _Opening:
 
 
 def _limit(runs: Runs, blocks: int) -> int:
-    """The block before which so many of the runs' blocks are."""
+    """Returns the block before which this many of the runs' blocks lie."""
     ends = np.cumsum(runs[:, 1] - runs[:, 0])
     last = int(np.searchsorted(ends, blocks))
     return int(runs[last, 1] - (ends[last] - blocks))
 
 
 def _runs_of_files(layout: Layout) -> Callable[[int], Runs]:
-    """Gives, of a file's number, the runs of blocks that hold the chunks of a Layout, in their order."""
+    """Returns a function of a file's number that gives the runs of blocks with the chunks of a Layout, in order."""
     if len(layout.paths) == 1:
         return lambda _: merge_runs(layout.chunk_offset, layout.chunk_nbytes)
     file = layout.files_of_chunks(slice(None))

@@ -1,4 +1,4 @@
-"""Finds how small rows of a Layout are when encoded without loss, by a few of them."""
+"""Finds out, from a few rows, how small the rows of a Layout become when encoded without loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other
 
 
 def may_be_packed(layout: Layout) -> bool:
-    """Whether each row is a run of numbers in its file, or in a chunk of several, of a size that is worth encoding.
+    """Returns whether rows can be packed: each is a run of numbers in its file or in a chunk of several, and large
+    enough.
 
     A chunk that is one row is held as it is stored.
     """
@@ -49,9 +50,9 @@ def may_be_packed(layout: Layout) -> bool:
 
 
 def try_packing(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
-    """How rows can be held packed, where memory has room for this share of them as they are; None where they cannot.
+    """Returns how to hold rows packed, if memory has room for this share of them as they are; None if they cannot be.
 
-    It reads a few rows from all over the Layout, and always the same: all ranks come to the same result. The rates are
+    It reads a few rows from all over the Layout, always the same ones, so all ranks find the same. The rates are those
     of one core.
     """
     if not may_be_packed(layout):
@@ -77,7 +78,7 @@ def try_packing(layout: Layout, storage: Storage, share: float) -> RowPacking | 
 
 
 def on_cores(packing: RowPacking | None, cores: int) -> RowPacking | None:
-    """The same on so many cores, of those that this node has."""
+    """Returns the packing with rates on this many cores of the node."""
     if packing is None:
         return None
     cores = min(cores, os.cpu_count() or cores)
@@ -85,7 +86,7 @@ def on_cores(packing: RowPacking | None, cores: int) -> RowPacking | None:
 
 
 def trial_rows(layout: Layout, storage: Storage) -> NDArray[np.int64]:
-    """The rows of a trial, ascending; none where it would take too long beside what it may save."""
+    """Returns the rows of a trial, ascending; none if it would take too long compared with what it may save."""
     size = layout.sample_nbytes
     near = max(1, min(NEIGHBOURS, storage.gap // size))
     encoding = 2 * near * size / (PACKS * layout.dtype.itemsize)  # once, and some of them by each predictor
@@ -100,7 +101,7 @@ def trial_rows(layout: Layout, storage: Storage) -> NDArray[np.int64]:
 
 
 def _trial_size(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> tuple[str, NDArray[np.int64]]:
-    """What makes some of these rows smallest, if foretelling is worth it; and what each row takes by that."""
+    """Returns the predictor that makes some of these rows smallest, if predicting is worth it, and each row's size."""
     few = wanted[:: max(1, len(wanted) // REQUESTS[0])]
     found = [{name: _sizes(values, name) for name in PACK_PREDICTORS} for values in read_trial_rows(rows, few, at_once)]
     nbytes = {name: sum(int(sizes[name].sum()) for sizes in found) for name in PACK_PREDICTORS}
@@ -111,7 +112,7 @@ def _trial_size(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> tuple[st
 
 
 def read_trial_rows(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> Iterator[NDArray[np.generic]]:
-    """These rows, of which so many bytes are in memory at a time."""
+    """Returns these rows, reading `at_once` bytes at a time."""
     most = max(1, at_once // rows.layout.sample_nbytes)
     most -= most % NEIGHBOURS if most > NEIGHBOURS else 0
     for begin in range(0, len(wanted), most):
@@ -119,15 +120,15 @@ def read_trial_rows(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> Iter
 
 
 def _sizes(rows: NDArray[np.generic], predictor: str) -> NDArray[np.int64]:
-    """What each takes encoded."""
+    """Returns the encoded size of each row."""
     return np.array([len(_native.encode(row, 0.0, "pack", predictor)) for row in rows], np.int64)
 
 
 def _page(sizes: NDArray[np.int64], row: int, storage: Storage, share: float) -> tuple[int, float]:
-    """The bytes of a page, and the share of rows that it is too small for.
+    """Returns the bytes of a page, and the share of rows that are larger.
 
-    With larger pages memory holds fewer rows, and sweeps cost as many scans more; with smaller ones more rows are read
-    one by one.
+    With larger pages memory holds fewer rows, and a sweep costs that many more scans; with smaller ones more rows are
+    read one by one.
     """
     sizes = np.sort(sizes)[::-1]
     found = []

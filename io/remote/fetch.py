@@ -1,7 +1,7 @@
-"""Threads that fetch the bytes that the engine asks for (native/include/solar/far.hpp).
+"""Threads that fetch the bytes of remote files for the engine (native/include/solar/far.hpp).
 
-Each takes an order, has the library make the request, and gives the bytes back. The library makes a request again
-where that may help, for half a minute. Every answer says of which object it is: bytes of another one are not used.
+Each takes an order, has the library make the request, and hands the bytes over. The library repeats a request where
+that may help, for half a minute. Every answer says of which object it is: bytes of another one are not used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: byt
 
 
 def ready(paths: Iterable[str]) -> None:
-    """Begins fetching if one of the paths is a URL. ReadError where that cannot be."""
+    """Starts the threads if one of the paths is a URL. Raises ReadError if that is impossible."""
     url = next(filter(is_url, paths), None)
     if url is not None:
         place_of(url)
@@ -44,7 +44,7 @@ def ready(paths: Iterable[str]) -> None:
 
 
 class _Fetchers:
-    """Threads of this process; a forked one begins its own."""
+    """The threads of this process; a forked one starts its own."""
 
     here: _Fetchers | None = None
     forked = False  # from a process whose library had begun, and left its threads there
@@ -80,7 +80,7 @@ class _Fetchers:
 
     @classmethod
     def end(cls) -> None:
-        """Refuses what is ordered, and lets the threads end, before the interpreter does."""
+        """Refuses further orders, and lets the threads end before the interpreter does."""
         here, cls.here = cls.here, None
         if here is None:
             return
@@ -95,7 +95,7 @@ class _Fetchers:
         _native.far_forget()
 
     def _grow(self) -> None:
-        """One thread more, if there may be: more than 64 help where a request takes longer than 20 ms."""
+        """Starts another thread, if allowed: more than 64 help if a request takes longer than 20 ms."""
         with self._growing:
             most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
             if len(self._threads) < most:
@@ -118,12 +118,12 @@ class _Fetchers:
                 _native.far_refuse(number, *_refusal(error))
 
     def _took(self, seconds: float) -> None:
-        """Remembers the quickest request, which waited for no other, and forgets it by and by."""
+        """Remembers the quickest request that waited for no other, and slowly forgets it."""
         self._quickest = min(seconds, 1.01 * self._quickest) if self._quickest else seconds
 
 
 def identity(url: str) -> Identity:
-    """What tells the object from another that takes its place."""
+    """Returns what tells the object from another that replaces it."""
     import obstore
 
     root, path = place_of(url)
@@ -131,7 +131,7 @@ def identity(url: str) -> Identity:
 
 
 def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes; an error where the object is not the one that it was, or others come than were asked for."""
+    """Returns the bytes. Raises an error if the object was replaced, or if other bytes come than were requested."""
     import obstore
 
     root, path = place_of(url)
@@ -178,7 +178,7 @@ def object_identity(meta: Mapping[str, Any], url: str) -> Identity:
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:
-    """An error code, and words, for an error of the library."""
+    """Returns an error code, and a text, for an error of the library."""
     if isinstance(error, ReadError) or (isinstance(error, OSError) and error.errno in REFUSALS):
         return error.errno or errno.EREMOTEIO, str(error.strerror or error)
     import obstore.exceptions as library

@@ -33,7 +33,7 @@ SECRET_LENGTH = 8  # characters from which on a value is no word of a message
 
 
 class FarPlace(NamedTuple):
-    """One object: the root of its store, and its path there."""
+    """One object: the root of its store, and its path in it."""
 
     root: str
     path: str
@@ -71,7 +71,7 @@ def place_of(url: str) -> FarPlace:
 
 
 def sibling(url: str, name: str) -> str | None:
-    """What a far file means by the name of another; None for one that leads anywhere but beside it or below.
+    """Returns what a far file means by the name of another; None for one that leads anywhere but beside it or below.
 
     >>> sibling("s3://bucket/run/all.h5", "parts/1.h5"), sibling("s3://bucket/run/all.h5", "../1.h5")
     ('s3://bucket/run/parts/1.h5', None)
@@ -83,9 +83,9 @@ def sibling(url: str, name: str) -> str | None:
 
 @lru_cache(maxsize=STORES)
 def store_of(root: str, again: bool = False) -> Any:
-    """The store, of the library that fetches; one for each of the latest roots, so that connections are used again.
+    """Returns the library's store, one for each of the latest roots, so that connections are reused.
 
-    With `again` it makes each request once: whoever asks again counts the time since the first request.
+    With `again` it makes each request only once: the caller repeats it, and counts the time since the first request.
     """
     import obstore.store
 
@@ -99,7 +99,7 @@ def store_of(root: str, again: bool = False) -> Any:
 
 
 def listed(url: str, suffixes: Iterable[str]) -> list[str]:
-    """The URLs that a pattern or a folder (it ends in a slash) means, sorted by their bytes."""
+    """Returns the URLs that a pattern or a folder (ending in a slash) means, sorted by their bytes."""
     import obstore
 
     root, path = place_of(url)
@@ -121,7 +121,7 @@ def listed(url: str, suffixes: Iterable[str]) -> list[str]:
 
 
 def public(url: str) -> str:
-    """What may be printed of a URL that is refused: no user and password, no query and no fragment.
+    """Returns what may be printed of a URL that is refused: no user and password, no query and no fragment.
 
     >>> public("https://me:a/secret@example.org/a.h5?token='1"), public("https://example.org/a.h5#my token")
     ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')
@@ -133,7 +133,7 @@ def public(url: str) -> str:
 
 
 def printable_url(text: str) -> str:
-    """What may be printed of a URL, or of the library's words: without users, passwords, queries and fragments.
+    """Returns what may be printed of a URL, or of the library's words: without users, passwords, queries and fragments.
 
     >>> printable_url("https://me:secret@example.org/a.h5?token=1"), printable_url("https://example.org/a.h5#token=1")
     ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')

@@ -16,7 +16,7 @@ STALE = 3600  # seconds after which such a file's writer must be gone
 
 @contextmanager
 def write_file(target: Path, mode: int = 0o600, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file beside `target`, which gets its name once all is written, and is removed if that fails.
+    """Yields a new file beside `target`, which gets its name once all is written, and is removed if that fails.
 
     `sync` waits until its bytes are on the disk. A file that is checked when it is read does not need that.
     """
@@ -35,7 +35,7 @@ def write_file(target: Path, mode: int = 0o600, sync: bool = True) -> Iterator[B
 
 
 def sweep(folder: Path) -> None:
-    """Removes files of killed writers from a folder that is ours alone."""
+    """Removes files of killed writers from a folder that only we use."""
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > STALE:

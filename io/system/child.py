@@ -1,6 +1,6 @@
 """Child: a program in a process of its own, which may crash, hang or take too much memory without harm.
 
-How it starts, and the messages to and from it: io/system/child_end.py.
+How it starts, and the messages to and from it, are in io/system/child_end.py.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Lost(Exception):
 
 
 class Silent(Lost):
-    """It hangs."""
+    """The child hangs."""
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, in words, by its exit code; None if it has not ended."""
+    """Describes how a process ended, by its exit code; None if it has not ended."""
     if code is None:
         return "closed its end of the conversation"
     if code >= 0:
@@ -50,7 +50,7 @@ def ending(code: int | None) -> str:
 
 
 class Child:
-    """The process, and our end of the conversation with it. It is started when needed, and again after it ended.
+    """The process, and our end of the conversation. It is started when needed, and again after it has ended.
 
     `program` is a module whose `main` child_end.py runs. Its output goes to `errors`. With `group` it heads its own
     process group, so that the processes it starts end with it.
@@ -66,7 +66,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process, which has been started."""
+        """The id of the process, which must have been started."""
         assert self._process is not None
         return self._process.pid
 
@@ -88,9 +88,10 @@ class Child:
 
     @contextmanager
     def talk(self, seconds: float) -> Iterator[ChildEnd]:
-        """The conversation, for one thread at a time. Lost if it ends, or nothing comes for so many seconds.
+        """Yields the conversation, for one thread at a time. Raises Lost if it ends, or if nothing arrives for
+        `seconds`.
 
-        An exception within the block ends the process, for the conversation would be out of step.
+        An exception within the block ends the process, because the conversation would be out of step.
         """
         with self._lock:
             try:
@@ -106,7 +107,7 @@ class Child:
                 raise lost from None
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal: with `group` to all of it."""
+        """Sends a signal; with `group`, to the whole group."""
         if self._process is not None and self._group:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)  # also where what it started has outlived it
@@ -123,7 +124,7 @@ class Child:
         self._socket = self._process = None
 
     def forget(self) -> None:
-        """Called in a forked process: it must neither talk to its parent's child nor end it."""
+        """Forgets the process in a forked process, which must neither talk to its parent's child nor end it."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -132,7 +133,7 @@ class Child:
         self._lock = threading.Lock()
 
     def _waiting(self, end: socket.socket, seconds: float) -> Callable[[], None]:
-        """A function that waits for bytes and checks that the process lives: its own children may hold the socket."""
+        """Returns a function that waits for bytes and checks that the process still lives."""
         process, events = self._process, select.poll()  # select() takes no descriptor beyond 1023
         assert process is not None
         events.register(end, select.POLLIN)
@@ -148,7 +149,7 @@ class Child:
         return wait
 
     def _lost(self, error: BaseException, seconds: float) -> Lost | None:
-        """How the process ended, if that is the cause of the error."""
+        """Returns how the process ended, if that caused the error."""
         if isinstance(error, TimeoutError):
             return Silent(f"gave no sign of life for {seconds:g} s")
         if not isinstance(error, EOFError) or self._process is None:

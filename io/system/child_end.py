@@ -25,7 +25,7 @@ SPARE = 1 << 30  # address space for libraries, their caches, and values of unkn
 
 
 class ChildEnd:
-    """One end of the conversation. EOFError if the other end is closed. `wait` is called before each read."""
+    """One end of the conversation. It raises EOFError if the other end is closed. `wait` is called before each read."""
 
     def __init__(self, end: socket.socket, wait: Callable[[], object] = lambda: None) -> None:
         self._end, self._wait = end, wait
@@ -40,12 +40,12 @@ class ChildEnd:
             raise EOFError from None
 
     def receive(self) -> Any:
-        """The header of the next message. Its payload must be taken before the next one is received."""
+        """Returns the header of the next message. Its payload must be taken before the next one is received."""
         length, self.nbytes = LENGTHS.unpack(self.take(LENGTHS.size))
         return json.loads(self.take(length))
 
     def take(self, nbytes: int) -> bytearray:
-        """The next bytes."""
+        """Returns the next bytes."""
         data = bytearray()
         while len(data) < nbytes:
             part = bytearray(min(nbytes - len(data), TAKEN_AT_ONCE))
@@ -54,7 +54,7 @@ class ChildEnd:
         return data
 
     def fill(self, view: memoryview) -> None:
-        """The next bytes, to where the caller wants them."""
+        """Reads the next bytes to where the caller wants them."""
         while view:
             self._wait()
             try:

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use, and how many are its own among the ranks of its node."""
+"""How many processor cores this process may use, and its share of them among the ranks of its node."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ MOST_THREADS = 32  # that read where nobody says how many: more wait for the sam
 
 
 def usable_cores(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int:
-    """The cores that this process may run on, at most as many as its control groups give it time for."""
+    """Returns how many cores this process may run on, limited by the time that its control groups allow."""
     quota = min(quotas(membership, groups), default=float("inf"))
     return max(1, ceil(min(len(os.sched_getaffinity(0)), quota)))
 
 
 def own_cores() -> int:
-    """The cores of this process where its launcher started others on this node: a part, if all may run on the same."""
+    """Returns this process's share of the cores, if other ranks of this node may use the same ones."""
     return _part(usable_cores(), _ranks_launched_here())
 
 
 @cache
 def reading_threads() -> int:
-    """How many native threads read in this process."""
+    """Returns how many native threads read in this process."""
     return _named() or min(MOST_THREADS, own_cores())
 
 
 def planned_threads(ranks: int) -> int:
-    """How many would read in each of so many ranks of this node."""
+    """Returns how many threads would read in each of this many ranks of the node."""
     return (
         reading_threads() if _ranks_launched_here() > 1 else _named() or min(MOST_THREADS, _part(usable_cores(), ranks))
     )
@@ -62,7 +62,7 @@ def _named() -> int:
 
 
 def quotas(membership: Path, groups: Path) -> Iterator[float]:
-    """The cores' worth of time that each control group of this process may use, of those that have a limit."""
+    """Yields the limit of each control group of this process that has one, in cores."""
     for folder, first in control_groups("cpu", membership, groups):
         with suppress(OSError, ValueError, ZeroDivisionError):
             if first:

@@ -1,7 +1,7 @@
 """Checks that files are still those that were inspected.
 
 If a file was replaced, the bytes at a Layout's places belong to other data, and kept samples to a file that is gone.
-What counts as the same file: native/include/solar/file.hpp.
+What counts as the same file is in native/include/solar/file.hpp.
 """
 
 # ruff: noqa: PTH118
@@ -25,7 +25,7 @@ Facts = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray
 
 
 def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = None, *, gone: bool = True) -> None:
-    """ReadError if a file of these Layouts was replaced; with `gone`, also if it was deleted.
+    """Raises ReadError if a file of these Layouts was replaced; with `gone`, also if it was deleted.
 
     With `rows`, only the files that hold these rows are checked. Files that all ranks read together are left out: all
     ranks check them together, or some would wait for ever.
@@ -43,7 +43,7 @@ def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = 
 
 
 def unchanged(layout: Layout, part: int) -> str:
-    """The path of a part's file; ReadError if it changed since it was inspected."""
+    """Returns the path of a part's file. Raises ReadError if it has changed since it was inspected."""
     file = int(layout.part_file[part])
     ready([layout.paths[file]])
     _native.check_unchanged([layout.paths[file]], *known_identities(layout, np.array([file])), True, 1)
@@ -51,7 +51,7 @@ def unchanged(layout: Layout, part: int) -> str:
 
 
 def distinct_files(layouts: Iterable[Layout]) -> list[Layout]:
-    """One Layout for each set of files: fields that were inspected together share theirs."""
+    """Returns one Layout for each set of files: fields that were inspected together share theirs."""
     found: dict[tuple[str, ...], list[Layout]] = {}
     for layout in layouts:
         alike = found.setdefault(layout.paths, [])
@@ -73,7 +73,7 @@ def paths_and_facts(layout: Layout, rows: NDArray[np.int64] | None) -> tuple[lis
 
 
 def _files_of_chunks(layout: Layout, rows: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The files of the chunks of these rows of these parts, where each chunk lies in a file of its own."""
+    """Returns the files of the chunks of these rows, if each chunk is a file of its own."""
     chunk_rows = np.array([form.chunk[0] for form in layout.forms], np.int64)[layout.part_form[parts]]
     lines = np.unique(np.stack((parts, (rows - layout.part_first[parts]) // chunk_rows)), axis=1).T.tolist()
     found = []
@@ -91,7 +91,7 @@ def _files_of_chunks(layout: Layout, rows: NDArray[np.int64], parts: NDArray[np.
 
 
 def known_identities(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
-    """The known identities of the files, or of some of them."""
+    """Returns the known identities of the files, or of some of them."""
     nbytes, mtime_ns, inode, ctime_ns = (
         layout.file_nbytes,
         layout.file_mtime_ns,

@@ -1,9 +1,9 @@
-"""What modules do when the process forks or exits: one hook for each, which calls them in order.
+"""What happens when the process forks or exits: one hook for each, which calls functions of modules in order.
 
-A forked process has the objects of its parent, but none of its threads, and must not use its parent's sockets: a
-module that has such things says how it forgets them. At the exit, what uses another thing ends before that: exchanges
-before the runs that they read from, runs before the engine, all of them before what fetches for the engine. The order
-is written here, so that it does not depend on which module was imported first.
+A forked process has the objects of its parent but none of its threads, and must not use its parent's sockets: a module
+with such things registers how to forget them. At the exit, whatever uses another thing ends before it: exchanges before
+the runs that they read from, runs before the engine, all of them before the fetching of remote files. The order is
+written here, so that it does not depend on which module was imported first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Act = Callable[[], Any]
 
 
 class Ends(IntEnum):
-    """When something ends at the exit of the interpreter: the lowest first."""
+    """The order in which things end at the exit of the interpreter, the lowest first."""
 
     EXCHANGES = 1
     RUNS = 2
@@ -39,17 +39,17 @@ _locks: list[Any] = []
 
 
 def after_fork(forget: Act) -> None:
-    """Calls a function in each process that is forked from this one."""
+    """Registers a function to be called in each process that is forked from this one."""
     _forgetting.append(forget)
 
 
 def at_exit(when: Ends, end: Act) -> None:
-    """Calls a function when the interpreter exits, after those that end earlier."""
+    """Registers a function to be called when the interpreter exits, after those that end earlier."""
     _ending.append((when, end))
 
 
 def before_threads_end(stop: Act) -> None:
-    """Calls a function when the main thread has ended, before the interpreter waits for other threads."""
+    """Registers a function to be called when the main thread has ended, before Python waits for other threads."""
     threading._register_atexit(stop)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""A local copy of a remote object, for what reads files alone."""
+"""A local copy of a remote object, for code that can only read files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ProgressCallback = Callable[[int, int], None]  # bytes that are here, of all
 
 @contextmanager
 def local_copy(url: str, beside: Path, progress: ProgressCallback) -> Iterator[Path]:
-    """The copy, while it is used; in errors it has its URL for a name.
+    """Yields the copy. Errors about it show the URL. It lies with `beside`, under a name made of the object's.
 
-    It lies with `beside`, under a name of this object. What was ended amid its use leaves it there for the next time.
+    If its use is interrupted, it stays there for the next time.
     """
     ready([url])
     for one in _native.read_metadata(url)["datasets"]:
@@ -53,7 +53,7 @@ def local_copy(url: str, beside: Path, progress: ProgressCallback) -> Iterator[P
 
 
 def _ours(path: Path) -> bool:
-    """Whether a file is there that nobody else can have written: the name of a copy can be foreseen."""
+    """Returns whether the file there can only have been written by us: the name of a copy can be foreseen."""
     try:
         facts = path.lstat()
     except OSError:
@@ -62,7 +62,7 @@ def _ours(path: Path) -> bool:
 
 
 def _bring(url: str, was: Identity, path: Path, progress: ProgressCallback) -> None:
-    """All of it, or an error and nothing."""
+    """Fetches the whole object, or raises an error and leaves nothing."""
     nbytes, free = was[0], shutil.disk_usage(path.parent).free
     if nbytes > free:
         raise PlanError(f"{url}: a copy of {size(nbytes)} is needed in {path.parent}, and {size(free)} are free there")

@@ -14,7 +14,7 @@ MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the pr
 
 
 def free_nbytes() -> int:
-    """The memory that is available without swapping, including what the page cache would free."""
+    """Returns the memory that is available without swapping, including what the page cache would free."""
     with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else PLENTY
@@ -22,7 +22,7 @@ def free_nbytes() -> int:
 
 
 def memory_nbytes() -> int:
-    """All memory that the processes of this node, or of the container, may use together."""
+    """Returns all memory that the processes of this node, or of the container, may use together."""
     with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
@@ -30,7 +30,7 @@ def memory_nbytes() -> int:
 
 
 def slurm_limit() -> int:
-    """What `--mem` or `--mem-per-cpu` of Slurm gives a job on this node: not every cluster makes a group of it."""
+    """Returns what Slurm's `--mem` or `--mem-per-cpu` gives a job: not every cluster enforces it by a group."""
     of_node, of_cpu, cpus = (os.environ.get(name, "") for name in SLURM_MEMORY)
     megabytes = int(of_node) if of_node.isdecimal() else 0  # --mem=0 stands for all
     if not megabytes and of_cpu.isdecimal() and cpus.isdecimal():
@@ -39,12 +39,12 @@ def slurm_limit() -> int:
 
 
 def page_cache_nbytes() -> int:
-    """The most that the page cache could hold of the files this process reads."""
+    """Returns the most that the page cache could hold of the files this process reads."""
     return min(free_nbytes(), _group_limit(MEMBERSHIP, GROUPS))
 
 
 def _group_limit(membership: Path, root: Path) -> int:
-    """The smallest memory limit of the process's control groups."""
+    """Returns the smallest memory limit of the process's control groups."""
     limits = (
         number_in_file(folder / ("memory.limit_in_bytes" if first else "memory.max"), PLENTY)
         for folder, first in control_groups("memory", membership, root)
@@ -53,7 +53,7 @@ def _group_limit(membership: Path, root: Path) -> int:
 
 
 def _group_free(membership: Path, root: Path) -> int:
-    """The smallest free memory of the process's control groups, including what cached files occupy."""
+    """Returns the smallest free memory of the process's control groups, including what cached files occupy."""
     left = [PLENTY]
     for folder, first in control_groups("memory", membership, root):
         limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
@@ -63,7 +63,7 @@ def _group_free(membership: Path, root: Path) -> int:
 
 
 def control_groups(controller: str, membership: Path, root: Path) -> Iterator[tuple[Path, bool]]:
-    """The process's control groups of this controller and those above them, and whether each is of version 1."""
+    """Yields the process's control groups of this controller and their parents, and whether each is of version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def control_groups(controller: str, membership: Path, root: Path) -> Iterator[tu
 
 
 def _cached_nbytes(path: Path) -> int:
-    """The bytes of a group's memory that cache files, and could be freed."""
+    """Returns the bytes of a group's memory that cache files, and could be freed."""
     try:
         facts = dict(line.split(" ", 1) for line in path.read_text().splitlines())
     except OSError:
@@ -104,7 +104,7 @@ COUNTED = ("Pss_Anon", "Pss_Shmem")  # a shared page counts in each process by i
 
 
 def resident_nbytes(process: int) -> int:
-    """Bytes of memory of this process and its descendants; those that end meanwhile count as 0."""
+    """Returns the bytes of memory of this process and its descendants; those that end meanwhile count as 0."""
     return sum(process_nbytes(one) for one in process_tree(process))
 
 
@@ -138,7 +138,7 @@ def read_text(path: Path) -> str:
 
 
 def read_once(paths: Sequence[str]) -> None:
-    """Reads the files from beginning to end, so that the page cache holds as much as it can."""
+    """Reads the files from beginning to end, so that the page cache holds as much of them as it can."""
     memory = bytearray(SMAPS_PIECE)
     for path in paths:
         with Path(path).open("rb", buffering=0) as file:

@@ -2,8 +2,8 @@
 
 It makes small requests at random places, no two adjacent, and large ones in order, with more and more in flight until
 that gains nothing. They bypass the page cache if the file system allows it; if not, the file is dropped from the cache
-before each measurement. In a folder it writes a temporary file; a file is only read. All is measured in three rounds:
-where these disagree, something else kept the machine or the storage busy.
+before each measurement. In a folder it writes a temporary file; a file is only read. Everything is measured in three
+rounds: if these disagree, something else kept the machine or the storage busy.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ProgressCallback = Callable[[str], object]
 def probe(
     path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, progress: ProgressCallback | None = None
 ) -> Profile:
-    """The profile of the storage that `path` lies on, measured in about so many seconds: a third of them each round.
+    """Returns the profile of the storage of `path`, measured in about this many seconds, a third of them per round.
 
     In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `progress` is
     called with a line of progress now and then.
@@ -81,7 +81,7 @@ def probe(
 
 
 def load_average() -> float | None:
-    """Returns the load average of the last minute. What measures adds to it, so it is asked for before."""
+    """Returns the load average of the last minute. Measuring adds to it, so call this before."""
     try:
         return os.getloadavg()[0]
     except OSError:
@@ -94,7 +94,7 @@ def no_lines(line: str) -> None:
 
 @contextlib.contextmanager
 def temporary_file(folder: str, nbytes: int) -> Iterator[str]:
-    """A file of so many incompressible bytes, on the storage and not in memory; removed at the end."""
+    """Yields a file of incompressible bytes, on the storage and not in memory, and removes it at the end."""
     least = int(nbytes * SPARE_ROOM)
     try:
         room = os.statvfs(folder)
@@ -152,7 +152,7 @@ class _File:
         return cls(path, facts.st_size, facts.st_mtime_ns)
 
     def drop(self) -> None:
-        """Drops the file from the page cache, as far as that lets it go."""
+        """Drops the file from the page cache, as far as that is possible."""
         if is_url(self.path):
             return
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -162,7 +162,7 @@ class _File:
             os.close(descriptor)
 
     def held(self) -> float:
-        """The share that the page cache holds, as far as a look at some places can tell."""
+        """Returns the share of the file in the page cache, as far as a look at some places can tell."""
         if is_url(self.path):
             return 0.0
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -173,7 +173,7 @@ class _File:
             os.close(descriptor)
 
     def source(self, row_nbytes: int) -> _native.Source:
-        """The file as rows of so many bytes, to be read past the page cache."""
+        """Returns the file as rows of this many bytes, to be read past the page cache."""
         rows = self.nbytes // row_nbytes
         form: tuple[list[int], _native.Filters, bytes] = ([0, row_nbytes], [], b"")  # contiguous
         none, zero = np.empty(0, np.uint64), np.zeros(1, np.uint64)
@@ -200,7 +200,7 @@ class _File:
 
 
 def _is_held(descriptor: int, offset: int) -> bool:
-    """Whether the page cache holds the byte there; False where the system cannot tell."""
+    """Returns whether the page cache holds the byte there; False if the system cannot tell."""
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:
@@ -208,7 +208,7 @@ def _is_held(descriptor: int, offset: int) -> bool:
 
 
 def probe_rounds(file: _File, seconds: float, progress: ProgressCallback) -> list[tuple[Rate, ...]]:
-    """Returns the rates of each round. A round goes on in the file where the one before ended."""
+    """Yields the rates of each round. A round continues in the file where the one before ended."""
     places = {nbytes: itertools.cycle(rows_to_read(file, nbytes)) for nbytes in DEPTHS}
     found = []
     for number in range(1, ROUNDS + 1):
@@ -223,7 +223,7 @@ def probe_rounds(file: _File, seconds: float, progress: ProgressCallback) -> lis
 def measure_rates(
     file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], progress: ProgressCallback
 ) -> Iterator[Rate]:
-    """Each size at each depth, until more in flight gains nothing twice."""
+    """Measures each size at each depth, until more in flight gains nothing twice."""
     share = seconds / sum(map(len, DEPTHS.values()))
     for nbytes, depths in DEPTHS.items():
         places = places_of[nbytes]
@@ -242,7 +242,7 @@ def measure_rates(
 
 
 def rows_to_read(file: _File, nbytes: int) -> list[int]:
-    """The rows to read, in order: large ones one after another, of small ones every other at random."""
+    """Returns the rows to read, in order: large ones one after another, of small ones every other at random."""
     rows = file.nbytes // nbytes
     if nbytes == LARGE_REQUEST:
         return list(range(rows))
@@ -254,7 +254,7 @@ def rows_to_read(file: _File, nbytes: int) -> list[int]:
 
 
 def _small_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
-    """The rate of small requests by the engine, `depth` in flight, measured for about so many seconds."""
+    """Returns the rate of small requests by the engine, with `depth` in flight, within about this time."""
     reader = _native.Reader(1, depth, 0, "auto")
     most_rows, window = 1024, 2  # one in work, one behind it
     memory = np.frombuffer(mmap.mmap(-1, window * most_rows * SMALL_REQUEST), np.uint8).reshape(
@@ -279,7 +279,7 @@ def _read_until(
     slots: tuple[NDArray[np.uint8], int],
     places: Iterator[int],
 ) -> int:
-    """Keeps a ticket in each slot of the memory until the time is up; gives the number of rows read."""
+    """Keeps a ticket in each slot of the memory until the time is up. Returns the number of rows read."""
     memory, length = slots
     free = deque(range(len(memory)))
     under_way: deque[tuple[int, int, float]] = deque()  # ticket, slot, since
@@ -301,7 +301,7 @@ def _read_until(
 
 
 def _large_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
-    """The rate of large requests, `depth` in flight, each in its own thread, for the engine would split them."""
+    """Returns the rate of large requests, `depth` in flight, one per thread: the engine would split them."""
     if is_url(file.path):
         return _large_far_rate(file, depth, places, seconds)
     descriptor, direct = _open_past_the_cache(file.path)
@@ -349,7 +349,7 @@ def _large_far_rate(file: _File, depth: int, places: Iterator[int], seconds: flo
 
 
 def _open_past_the_cache(path: str) -> tuple[int, bool]:
-    """The file, and whether what is read of it goes past the page cache."""
+    """Returns the open file, and whether reads bypass the page cache."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT), True
@@ -360,7 +360,7 @@ def _open_past_the_cache(path: str) -> tuple[int, bool]:
 
 
 def _in_words(rates: tuple[Rate, ...], held: float, kind: str, written: bool) -> str:
-    """How the rates were measured, and how far to trust them."""
+    """Describes how the rates were measured, and how far to trust them."""
     if all(rate.bypassed >= 0.99 * rate.requests for rate in rates):
         way = "past the page cache (O_DIRECT)"
     else:

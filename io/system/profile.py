@@ -53,13 +53,13 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """Requests a second."""
+        """The requests per second."""
         return self.requests / self.seconds
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one storage: where and how it was measured, the rates, and the Storage that explains them."""
+    """A profile of one storage: where and how it was measured, the rates, and the Storage that explains them."""
 
     path: str
     made: str  # when, UTC
@@ -72,7 +72,7 @@ class Profile:
 
     @property
     def busy(self) -> str:
-        """The load, in words; empty if it is unknown."""
+        """Describes the load; empty if it is unknown."""
         if self.load is None:
             return ""
         return f"a load of {quantities.rounded(self.load)} on {quantities.count(self.cores, 'core')}"
@@ -106,7 +106,7 @@ def merge_rates(rates: Iterable[Rate]) -> tuple[Rate, ...]:
 
 
 def fit_storage(rates: tuple[Rate, ...]) -> Storage:
-    """The Storage that explains these rates: `iops` from small requests, bandwidth from large ones.
+    """Returns the Storage that explains these rates: `iops` from small requests, bandwidth from large ones.
 
     Both are taken at their best depth, and the storage has the larger of these depths. So a storage that answers one
     request at a time has depth 1.
@@ -133,14 +133,14 @@ def highest_rate(rates: list[Rate]) -> float:
 
 
 def _enough(rates: list[Rate]) -> int:
-    """The number of requests in flight beyond which more gain almost nothing."""
+    """Returns the number of requests in flight beyond which more gain almost nothing."""
     return min(rate.depth for rate in rates if rate.per_second >= 0.95 * highest_rate(rates))
 
 
 def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """The Storage that holds `path`, and the source of its numbers: the profile stored for it, else a guess.
+    """Returns the Storage that holds `path`, and the source of its numbers: the profile stored for it, else a guess.
 
-    A stored profile that cannot be read is ignored, for nobody asked for it by name.
+    A stored profile that cannot be read is ignored, because nobody asked for it by name.
     """
     storage, kind = guess(path)
     said = f"guessed: {kind}; "
@@ -156,7 +156,7 @@ def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """The Storage that holds `path`, by the kind of its file system, and of its disk where that is local."""
+    """Returns a guess of the Storage that holds `path`, by its file system and, if local, its disk."""
     if is_url(str(path)):
         return ELSEWHERE, "an object store or the web"
     kind = file_system(path) or "unknown file system"
@@ -168,7 +168,7 @@ def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 
 def _rotates(path: str | os.PathLike[str]) -> bool:
-    """Whether the file lies on a disk that turns, as far as the system says."""
+    """Returns whether the file lies on a rotating disk, as far as the system says."""
     try:
         device = Path(path).stat().st_dev
     except OSError:  # it is gone, which whoever reads it is told
@@ -190,20 +190,20 @@ DECODES_ELSE = 1e9
 
 
 def decodes(layout: Layout) -> float:
-    """Bytes a second that one core decodes of this Layout's chunks, by its slowest filter; infinite without filters."""
+    """Returns the bytes per second that one core decodes of these chunks; infinite without filters."""
     filters = [one.id for form in layout.forms for one in form.filters]
     return min((DECODES.get(number, DECODES_ELSE) for number in filters), default=math.inf)
 
 
 def with_decoding(storage: Storage, layout: Layout, cores: int) -> Storage:
-    """With what so many cores, of those that this node has, decode of a Layout's chunks, where nobody says."""
+    """Returns the Storage with the rate at which this many cores of the node decode a Layout's chunks, unless given."""
     if storage.decode != float("inf"):
         return storage
     return replace(storage, decode=decodes(layout) * min(cores, os.cpu_count() or cores))
 
 
 def default_path(path: str | os.PathLike[str]) -> Path:
-    """Where the profile of the storage that holds `path` is kept: one for each mount point, in the user's cache."""
+    """Returns where the profile of the storage that holds `path` is kept: one per mount point, in the user's cache."""
     where = place_of(str(path)).root if is_url(str(path)) else str(mount_point(path))
     words = re.sub(r"[^A-Za-z0-9]+", "-", where).strip("-")
     return profile_folder() / f"{words[-LONGEST_NAME:] or 'root'}.json"
@@ -215,7 +215,7 @@ def profile_folder() -> Path:
 
 
 def mount_point(path: str | os.PathLike[str]) -> Path:
-    """The folder at which the file system that holds `path` is mounted."""
+    """Returns the folder at which the file system that holds `path` is mounted."""
     here = Path(os.path.realpath(path))  # where links lead in a circle, Path.resolve raises before Python 3.13
     while not here.is_mount() and here != here.parent:
         here = here.parent
@@ -223,7 +223,7 @@ def mount_point(path: str | os.PathLike[str]) -> Path:
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
-    """The kind of file system that holds `path`, as the system calls it; empty if unknown."""
+    """Returns the kind of file system that holds `path`, as the system calls it; empty if unknown."""
     mounted = str(mount_point(path))
     kinds = [""]
     try:
@@ -239,7 +239,7 @@ def file_system(path: str | os.PathLike[str]) -> str:
 
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Writes a profile: whole or not at all, and readable by its owner only."""
+    """Writes a profile, whole or not at all, and readable only by its owner."""
     facts: dict[str, Any] = {
         "solar_storage": PROFILE_VERSION,
         "path": profile.path,
@@ -267,7 +267,7 @@ def numbers(storage: Storage) -> dict[str, float]:
 
 
 def load(path: str | os.PathLike[str]) -> Storage:
-    """The Storage in a profile; PlanError for a file that is not one, or holds what no storage can do."""
+    """Returns the Storage in a profile. Raises PlanError if it is none, or has impossible numbers."""
     data = read_small_file(path)
     try:
         facts = json.loads(data.decode("utf-8"))
@@ -285,7 +285,7 @@ def load(path: str | os.PathLike[str]) -> Storage:
 
 
 def read_small_file(path: str | os.PathLike[str]) -> bytes:
-    """All of a small plain file; anything else (a pipe, a device, a huge file) is refused before it is read."""
+    """Returns the content of a small plain file; anything else (a pipe, a device, a huge file) is refused unread."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

@@ -12,7 +12,7 @@ from solar.errors import PlanError
 
 
 def size(nbytes: float) -> str:
-    """Bytes with a unit: 512 B, 64 KiB, 1.5 GiB.
+    """Returns bytes with a unit: 512 B, 64 KiB, 1.5 GiB.
 
     >>> size(3 << 29)
     '1.5 GiB'
@@ -26,7 +26,7 @@ def size(nbytes: float) -> str:
 
 
 def enough(nbytes: int) -> str:
-    """Bytes with a unit, rounded up: for advice that is to hold when it is followed.
+    """Returns bytes with a unit, rounded up: for advice that is to hold when it is followed.
 
     >>> enough((3 << 29) + 1)
     '1.6 GiB'
@@ -40,7 +40,7 @@ def enough(nbytes: int) -> str:
 
 
 def rate(nbytes_a_second: float) -> str:
-    """Bytes a second, as storage is sold: 250 MB/s, 1.25 GB/s.
+    """Returns bytes a second, as storage is sold: 250 MB/s, 1.25 GB/s.
 
     >>> rate(1.25e9)
     '1.25 GB/s'
@@ -62,7 +62,7 @@ def count(number: int, noun: str, nouns: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: 2 ms, 1.5 s, 7 min 3 s, 2 h 10 min."""
+    """Returns a time as text: 2 ms, 1.5 s, 7 min 3 s, 2 h 10 min."""
     for longer, shorter, length in (("h", "min", 60), ("min", "s", 1)):
         if seconds >= 60 * length:
             whole, rest = divmod(round(seconds / length), 60)
@@ -74,7 +74,7 @@ def duration(seconds: float) -> str:
 
 
 def rounded(number: float) -> str:
-    """Three digits, and never a power of ten: 0.125, 7.32, 1,234."""
+    """Returns a number with three digits, never as a power of ten: 0.125, 7.32, 1,234."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
@@ -103,7 +103,7 @@ SIZES = {"": 1.0, "b": 1.0} | {
 
 
 def parse_size(text: str) -> int:
-    """Bytes: 8GiB, 64k (of 1024), 100MB (of 1000), 4096.
+    """Returns bytes: 8GiB, 64k (of 1024), 100MB (of 1000), 4096.
 
     >>> parse_size("1.5k")
     1536
@@ -112,7 +112,7 @@ def parse_size(text: str) -> int:
 
 
 def size_of(text: str, of: int) -> int:
-    """Bytes as in `parse_size`, or a share of `of`: 25%.
+    """Returns bytes as in `parse_size`, or a share of `of`: 25%.
 
     >>> size_of("25%", 4000)
     1000
@@ -127,7 +127,7 @@ def size_of(text: str, of: int) -> int:
 
 
 def value(text: str, units: Mapping[str, float], wanted: str) -> float:
-    """The number, times its unit. PlanError where it is none of `wanted`."""
+    """Returns the number, times its unit. Raises PlanError if it is none of `wanted`."""
     found = _NUMBER.fullmatch(text)
     if found is None or found[3].lower() not in units:
         raise PlanError(f"{text!r} is not {wanted}")
@@ -138,7 +138,7 @@ def value(text: str, units: Mapping[str, float], wanted: str) -> float:
 
 
 def whole_number(text: str, number: float) -> int:
-    """The number of things that a text means."""
+    """Returns the number of things that a text means."""
     if number != int(number) and number < 1024:
         raise PlanError(f"{text!r} is not a whole number")
     return int(number)

@@ -1,4 +1,4 @@
-"""The loop that polls until something is there, the error for time limits of ours, and threads."""
+"""The loop that polls until something happens, the error for time limits, and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from solar.errors import ReadError
 
 
 def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Starts a daemon thread. ReadError where the system starts no more of them.
+    """Starts a daemon thread. Raises ReadError if the system has no more of them.
 
     Hand work over, or say that the thread is there, only after this has returned.
     """
@@ -39,11 +39,11 @@ SHORTEST_NAP, LONGEST_NAP = 0.5e-3, 0.02  # seconds between two polls
 
 
 class WaitTimeout(TimeoutError):
-    """Nothing came within the time limit; the text says what is missing."""
+    """Nothing arrived within the time limit; the text says what is missing."""
 
     @classmethod
     def values(cls, seconds: float | None, missing: str) -> WaitTimeout:
-        """The error for values that are being read."""
+        """Returns the error for values that are being read."""
         return cls(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
 
 
@@ -88,10 +88,10 @@ def until_others(
     look: Callable[[], object] | None = None,
     level: int = logging.WARNING,
 ) -> T:
-    """`until`, for what other ranks have to do: after SAID_AFTER seconds it says once whom it waits for.
+    """Does what `until` does, for what other ranks have to do. After SAID_AFTER seconds it logs once whom it waits for.
 
-    `what` is waited for, in words, and `whom` names those who have to do something, as far as that is known. Raises
-    ReadError with the same words after `seconds`.
+    `what` describes what is waited for, and `whom` returns those who have to do something, as far as that is known.
+    Raises ReadError with the same words after `seconds`.
     """
     begun, said = time.monotonic(), False
 
@@ -113,9 +113,9 @@ def until_others(
 
 
 def within(seconds: float, work: Callable[[], T], doing: str) -> T:
-    """Runs `work` in a thread of its own. Raises WaitTimeout after so many seconds, with what it was `doing`.
+    """Runs `work` in a thread of its own. Raises WaitTimeout after `seconds`, saying what it was `doing`.
 
-    A system call on a file system that hangs does not return, and hears no signal. So the thread is left to itself.
+    A system call on a file system that hangs does not return, and no signal interrupts it. So the thread is abandoned.
     """
     done = threading.Event()
     found: list[tuple[Any, BaseException | None]] = []

@@ -1,4 +1,4 @@
-"""torch's loader over h5py at its best, which short trials find for each file."""
+"""torch's loader over h5py with its best settings, which short trials find for each file."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ class Sorted(Items):
 
 
 class Straight(Items):
-    """Each sample is read to its place in the batch: in memory that was handed out before if nobody has it any more,
-    or, by a worker, in memory that it shares with the training."""
+    """Reads each sample to its place in the batch.
+
+    That is memory of an earlier batch that nobody holds any more, or, in a worker, memory that it shares with the
+    training.
+    """
 
     def __init__(self, plain: Reads) -> None:
         super().__init__(plain)
@@ -67,7 +70,7 @@ class Straight(Items):
         return dict(zip(wanted, tensors, strict=True))
 
     def _room(self, wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """Arrays that no tensor has any more: a tensor made of one has a reference to it."""
+        """Returns arrays that no tensor holds any more: a tensor that was made from one has a reference to it."""
         shapes = [shape for shape, _ in wanted]
         for arrays in self.rooms:
             if [*map(np.shape, arrays)] == shapes and all(sys.getrefcount(arrays[k]) == 2 for k in range(len(arrays))):
@@ -81,7 +84,7 @@ class Straight(Items):
 
 
 def shared_memory(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-    """Memory as torch's own collate takes it in a worker."""
+    """Returns shared memory for a batch, as torch's own collate gets it in a worker."""
     empty = torch.from_numpy(np.empty(0, dtype))
     storage: Any = torch.UntypedStorage._new_shared(math.prod(shape) * empty.itemsize)  # type: ignore[no-untyped-call]
     return empty.new_empty(0).set_(storage).view(shape)
@@ -91,7 +94,7 @@ MADE: dict[Kind, Callable[[Any], Items]] = {"items": Items, "sorted": Sorted, "s
 
 
 def dataset_of(plain: Reads, setting: Setting, batch: int, memory: int) -> tuple[Items, dict[str, Any]]:
-    """The dataset with its chunk caches, which the workers share; and what torch's loader is given beside it."""
+    """Returns the dataset with its chunk caches, which the workers share, and the other arguments of torch's loader."""
     kind, workers = setting["kind"], setting["workers"]
     cached = plain.cache_nbytes(setting["cache"], batch, memory // max(1, workers))
     data = MADE[kind](plain.again(cached, kind == "span"))
@@ -105,7 +108,7 @@ def dataset_of(plain: Reads, setting: Setting, batch: int, memory: int) -> tuple
 
 
 def plain_loader(plain: Reads, batch_size: int, seed: int, setting: Setting, memory: int) -> DataLoader[Any]:
-    """A loader whose batches are those of solar's with a PlanSampler of the same seed."""
+    """Returns a loader whose batches are those of solar's with a PlanSampler of the same seed."""
     items, given = dataset_of(plain, setting, batch_size, memory)
     make = Drawn if plain.drawn else DistributedSampler
     sampler: DistributedSampler[Any] = make(items, 1, 0, seed=seed, drop_last=True)
@@ -121,7 +124,7 @@ class Drawn(DistributedSampler[Any]):
 
 
 def simple(workers: int = 0, kind: Kind = "items") -> Setting:
-    """What one would write first, with the file kept open."""
+    """Returns what one would write first, with the file kept open."""
     return {"kind": kind, "workers": workers, "cache": "default"}
 
 
@@ -157,7 +160,7 @@ def _as_torch_has_them(unequal: Sequence[Unequal], batch: dict[str, Any]) -> dic
 
 
 def batches_from(loader: DataLoader[Any], epochs: Iterable[int]) -> Iterator[Any]:
-    """The batches of these epochs, one after another."""
+    """Yields the batches of these epochs, one after another."""
     sampler: Any = loader.sampler
     data: Any = loader.dataset
     made = functools.partial(_as_torch_has_them, data.plain.unequal)
@@ -175,8 +178,8 @@ def best_of(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Setting, list[Setting], int]:
-    """The best setting by trials; all that were tried, with their rates or why they failed; how many there was no
-    time for: none is begun after so many seconds, but the first.
+    """Returns the best setting by trials; all that were tried, with their rates or why they failed; how many there was
+    no time for: none is begun after so many seconds, but the first.
 
     Every way to read with every chunk cache is tried with the least workers; the best two then with all others.
     """
@@ -208,7 +211,7 @@ def best_of(
 
 
 def _fastest(tried: list[Setting]) -> list[Setting]:
-    """The settings that worked, the fastest first."""
+    """Returns the settings that worked, the fastest first."""
     worked = sorted((one for one in tried if "failed" not in one), key=lambda one: -one["samples_per_second"])
     return [{name: one[name] for name in ("kind", "workers", "cache")} for one in worked]
 

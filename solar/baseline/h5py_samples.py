@@ -130,7 +130,7 @@ class H5pySamples(KeptOpen):
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.shapes())
 
     def again(self, cached: Sequence[int | None], _: bool = False) -> H5pySamples:
-        """The same with such chunk caches."""
+        """Returns the same with such chunk caches."""
         return H5pySamples(self.paths, self.names, cached, self.whole)
 
     def room(self, indices: Sequence[int]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -180,8 +180,8 @@ class H5pySamples(KeptOpen):
         read_rows(self._data(0)[0], first, into)
 
     def windows(self, batches: Sequence[NDArray[np.int64]], memory: int, gap: int, piece: int) -> Iterator[Sample]:
-        """The batches, by a reader who knows their order: memory is filled with the next uses, in one ascending pass
-        over the file in which gaps of up to `gap` bytes are read along, and handed out; and again.
+        """Yields the batches, by a reader who knows their order: memory is filled with the next uses, in one ascending
+        pass over the file in which gaps of up to `gap` bytes are read along, and handed out; and again.
 
         Of the memory a piece is for what is read at once, and a batch for what is handed out. Rows of a chunk with
         filters are read together, where memory holds two such pieces: so each chunk is decoded once in a pass.
@@ -251,7 +251,7 @@ def read_rows(of: Opened, first: int | None, out: NDArray[Any]) -> None:
 
 
 def open_url(url: str) -> FarFile:
-    """The file, of which each read is one request, as fsspec makes them without a cache."""
+    """Returns the file, of which each read is one request, as fsspec makes them without a cache."""
     was = identity(url)
 
     def fill(at: int, out: memoryview) -> None:
@@ -261,7 +261,7 @@ def open_url(url: str) -> FarFile:
 
 
 def cached_dataset(file: Any, name: str, nbytes: int | None) -> Any:
-    """The dataset, with so much chunk cache."""
+    """Returns the dataset, with so much chunk cache."""
     if nbytes is None:
         return file[name]
     chunk = math.prod(file[name].chunks) * file[name].dtype.itemsize
@@ -279,12 +279,12 @@ def _chunks_nbytes(data: Any, rows: int) -> int:
 
 
 def _filters(data: Any) -> int:
-    """How many it has."""
+    """Returns how many it has."""
     return int(data.id.get_create_plist().get_nfilters())
 
 
 def _prime(least: int) -> int:
-    """The first prime from there on."""
+    """Returns the first prime from there on."""
     while any(least % divisor == 0 for divisor in range(2, math.isqrt(least) + 1)):
         least += 1
     return least
@@ -296,7 +296,7 @@ def _most_open() -> int:
 
 
 def _native(value: Any) -> NDArray[Any]:
-    """The value in the byte order of the machine."""
+    """Returns the value in the byte order of the machine."""
     array = np.asarray(value)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -351,7 +351,7 @@ def runs_of(steps: Sequence[int]) -> list[StepRun]:
 
 @lru_cache(64)
 def space_of(shape: Shape) -> Any:
-    """What h5py reads into, made once for each shape."""
+    """Returns what h5py reads into, made once for each shape."""
     return h5py.h5s.create_simple(shape)
 
 
@@ -493,7 +493,7 @@ class FieldSetting:
         return found
 
     def offsets(self, samples: Numbers, out: Arrays) -> Numbers:
-        """Where each sample begins in the arrays of a batch, which has that where samples differ in length."""
+        """Returns where each sample begins in the arrays of a batch, which has that where samples differ in length."""
         ends = np.cumsum(np.ones(len(samples), np.int64) if self.length is None else self.length[samples])
         found = np.concatenate(([0], ends))
         if self.length is not None:
@@ -604,7 +604,7 @@ class H5pyPieces(KeptOpen):
         return sum(own.nbytes for own in self.fields)
 
     def again(self, cached: Sequence[int | None], span: bool = False) -> H5pyPieces:
-        """The same with such chunk caches."""
+        """Returns the same with such chunk caches."""
         return H5pyPieces(self.files, self.fields, self.samples, self.drawn, self.chosen, some=cached, span=span)
 
     def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
@@ -652,7 +652,7 @@ def h5py_pieces(
     groups: GroupNames | None = None,
     chosen: Numbers | None = None,
 ) -> H5pyPieces:
-    """What reads these fields. `groups`: whose datasets they are. `chosen`: the samples; None: all."""
+    """Returns what reads these fields. `groups`: whose datasets they are. `chosen`: the samples; None: all."""
     first = next(iter(layouts.values()))
     fields = [field_by_kind(name, layout, own.get(name), groups) for name, layout in layouts.items()]
     one = own.get(next(iter(layouts)))
@@ -662,7 +662,7 @@ def h5py_pieces(
 
 
 def field_by_kind(name: str, layout: Layout, own: Any, groups: GroupNames | None) -> Kind:
-    """What reads a field, by the kind of its sample map."""
+    """Returns what reads a field, by the kind of its sample map."""
     native = layout.dtype.newbyteorder("=")
     if groups is not None:
         of, length = (layout, None) if own is None else (own.by_sample(layout), own.lengths)

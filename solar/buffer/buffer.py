@@ -1,4 +1,4 @@
-"""LoaderBuffer: the buffer of a loader over its life: what is planned, what runs, which pass takes its batches."""
+"""LoaderBuffer: the buffer of a loader from its first epoch to its last."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def packings(
 ) -> list[RowPacking | None]:
     """Returns how each piece may be held packed in this memory; None if it may not.
 
-    Ranks that read together do so only where all of them found the same.
+    Ranks that read together pack only if all of them found the same.
     """
     from solar.io.reading.trial import may_be_packed, on_cores, try_packing
 
@@ -86,12 +86,12 @@ def packings(
 
 
 def with_packings(pieces: Sequence[Piece], found: Sequence[RowPacking | None]) -> list[Piece]:
-    """The pieces with what a trial found for each."""
+    """Returns the pieces, each with the packing that a trial found for it."""
     return [replace(piece, packing=how) for piece, how in zip(pieces, found, strict=True)]
 
 
 def words_for_held(plans: Sequence[Plan]) -> str:
-    """Describes how pieces hold samples, if not as they are."""
+    """Describes how pieces hold samples, unless they hold them as they are."""
     said = packed_ratio(plans)
     return said and f"The buffer holds samples {said}: encoded when they are read, decoded when they are used."
 
@@ -102,10 +102,11 @@ BUFFER_ATTRIBUTES = ("_nbytes", "_as_requested", "_epochs", "storage", "_stats",
 
 
 class LoaderBuffer:
-    """The buffer of a loader. One iterator at a time takes its batches from it; any other reads without.
+    """The buffer of a loader. It plans passes, and runs the plans.
 
-    The run goes on from pass to pass as long as each takes the samples that were foreseen. Where it does not, or was
-    left in its midst, the run ends and another begins.
+    One iterator at a time takes its batches from it; any other reads without it. The run continues from pass to pass as
+    long as each pass uses the samples that were planned. If one does not, or is left before its end, the run ends and
+    another begins.
     """
 
     def __init__(
@@ -161,13 +162,13 @@ class LoaderBuffer:
         self._budget: Budget | None = None
 
     def share(self, source: SampleSource) -> float:
-        """How much of the data the buffer has room for; 0: there is none."""
+        """Returns the share of the data that the buffer has room for; 0: there is no buffer."""
         return min(1.0, (self._nbytes_chosen or 0) / max(1, sum(one.stored_nbytes for one in source.layouts())))
 
     # --- an iterator begins, and ends ----
 
     def has_mates(self, order: IndexStream) -> bool:
-        """Whether other ranks may wait for this one when a pass begins."""
+        """Returns whether other ranks may be waiting for this one when a pass begins."""
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
     def room(
@@ -204,7 +205,7 @@ class LoaderBuffer:
         self, source: SampleSource, sampler_state: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> int:  # fmt: skip
-        """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and says why."""
+        """Chooses the bytes of the buffer (of all ranks of the node that share one), 0 for none, and logs why."""
         layouts = layouts_of_source(source)
         if refused := not_held(source, self._as_requested if self._nbytes else ""):
             if self._nbytes:
@@ -244,9 +245,9 @@ class LoaderBuffer:
         return nbytes if self._rank_group is None else self._rank_group.nbytes
 
     def advice(self, *, shuffled: bool = False, mixed: int = 0) -> str:
-        """Describes what a buffer would gain, or this one if more of the order were known, or if it were another.
+        """Describes what a buffer would gain, or what this one would gain from knowing more of the order.
 
-        `shuffled`: the order is an exact shuffle. `mixed`: it is a mixed one with windows of so many samples.
+        `shuffled`: the order is an exact shuffle. `mixed`: the window of a mixed order, in samples.
         """
         window = self._window
         if window is not None:
@@ -265,13 +266,14 @@ class LoaderBuffer:
     served = foreseen = False  # a service has made batches; the order of the passes to come is known
 
     def held(self) -> str:
-        """Describes how the buffer holds samples, if not as they are."""
+        """Describes how the buffer holds samples, unless it holds them as they are."""
         return "" if self._window is None else words_for_held(self._window.plans)
 
     def enter(self, plan: PassPlan, hold: HeldData | None) -> HeldData | None:
-        """Has the run make these batches next, and plans what comes later; `hold`: they go on with a pass that has it.
+        """Has the run make these batches next, and plans what comes later. Returns None if they are read without the
+        buffer.
 
-        None where they are to be read without.
+        `hold`: they continue a pass that has the buffer already.
         """
         with self._lock:
             if self._serve_held_by_other(hold):
@@ -292,7 +294,7 @@ class LoaderBuffer:
                 raise
 
     def _give_up_buffer(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
-        """The segment of this plan, as the run is told of it."""
+        """Returns the segment of this plan as the run gets it."""
         if self.running is not None and not self._foretold() and not amid:
             self._end()
         queued = self._queue.popleft() if self._queue else None
@@ -312,7 +314,7 @@ class LoaderBuffer:
         return queued
 
     def _foretold(self) -> bool:
-        """Waits for what is planned in the background. Gives whether the run can go on from pass to pass."""
+        """Waits for planning in the background. Returns whether the run can continue from pass to pass."""
         work, running, self._work = self._work, self.running, None
         assert running is not None
         error = failed(self._append_later) if work is None else work.error()  # None: there was no thread to be had
@@ -324,7 +326,7 @@ class LoaderBuffer:
         return running.released == (self._queue[0].base if self._queue else running.appended)
 
     def leave(self, hold: HeldData, whole: bool) -> None:
-        """The pass takes no more. The run goes on if it took all."""
+        """Ends a pass. The run continues if the pass took all of its batches."""
         if self._owner != os.getpid() or self._holder is not hold:
             return
         if isinstance(threading.current_thread(), Background):  # the garbage collector's: left to the next iterator
@@ -342,9 +344,9 @@ class LoaderBuffer:
                 self._end()
 
     def _new_window(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
-        """Plans from here on, for the run there is if it can carry that out, else for a new one.
+        """Plans from here on, for the present run if it can carry the plan out, else for a new one.
 
-        None amid a pass, whose run cannot be left: its batches are on their way.
+        Returns None in the middle of a pass whose run cannot end, because its batches are being made.
         """
         if (rank_group := self._rank_group) is not None and self.running is not None:
             self._end()  # all ranks begin anew
@@ -362,7 +364,7 @@ class LoaderBuffer:
     def _window_of(
         self, plan: PassPlan, amid: bool, needs: list[Needs]
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
-        """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
+        """Returns the window that begins here, the division of memory, and what comes after. May end a run."""
         segment, source = plan.segment, plan.source
         pieces, later = self._read(source), chain([lambda: segment], plan.later())
         every = wholes([piece.region for piece in pieces])
@@ -390,7 +392,7 @@ class LoaderBuffer:
         budget: Budget,
         stopped: threading.Event,
     ) -> PlannedPasses:
-        """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
+        """Returns the next window of these segments. It keeps the last policies: samples may be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
             pieces, ways, storages = last.pieces, policies_after(last, len(makers)), last.storages
@@ -418,7 +420,7 @@ class LoaderBuffer:
         return self._pieces
 
     def _goes_on(self, window: PlannedPasses) -> bool:
-        """Whether the run there is can carry this window out after its last."""
+        """Returns whether the present run can carry out this window after its last one."""
         last, running = self._window, self.running
         return last is not None and running is not None and goes_on(last, window, running.parts)
 
@@ -444,7 +446,7 @@ class LoaderBuffer:
         return QueuedPass(segment, base)
 
     def _append_later(self, stopped: threading.Event) -> None:
-        """What is done while an epoch runs: the next one is handed to the run, after planning if need be."""
+        """Plans the next epoch while this one runs, and hands it to the run."""
         window, budget = self._window, self._budget
         assert window is not None and budget is not None
         if window.next == window.segments.stop:
@@ -455,7 +457,7 @@ class LoaderBuffer:
         self._queue.append(self._append(window))
 
     def _end(self) -> None:
-        """Ends the run there is, if there is one."""
+        """Ends the present run, if there is one."""
         work, running, holder = self._work, self.running, self._holder
         if work is not None:
             work.stop()
@@ -466,7 +468,7 @@ class LoaderBuffer:
         self._holder = holder
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process has a run of its own."""
+        """Leaves the run out: a copy in another process has its own."""
         return {name: self.__dict__[name] for name in BUFFER_ATTRIBUTES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ MODEL, MODEL_EPOCHS = 20_000, 3  # samples of the small copy of the data set tha
 
 
 def requested_bytes(buffer: Size) -> int | None:
-    """The bytes that the ranks of a node may hold together; None: whatever is best."""
+    """Returns the bytes that the ranks of a node may hold together; None: whatever is best."""
     if buffer is None or buffer == AUTO:
         return None
     there_is = machine.memory_nbytes()
@@ -59,7 +59,7 @@ def requested_bytes(buffer: Size) -> int | None:
 
 
 def in_bytes(value: int | float | str, there_is: int, name: str = "buffer") -> int:
-    """Returns a size in bytes, or a share of `of`. Raises PlanError or TypeError for what is no size."""
+    """Returns a size in bytes; a share is one of `there_is`. Raises PlanError or TypeError if it is no size."""
     if isinstance(value, str):
         try:
             return size_of(value, there_is)
@@ -78,14 +78,14 @@ GivenStorage = Storage | Mapping[str, tuple[Storage, str]] | None  # by the user
 
 
 def checked_storage(storage: Profile) -> Storage | None:
-    """The Storage that was given, or is in the profile that was named."""
+    """Returns the Storage that was given, or the one in the profile that was named."""
     if storage is None or isinstance(storage, Storage):
         return storage
     return profile.load(storage)
 
 
 def ranks_here() -> int:
-    """The ranks that share the memory of this node."""
+    """Returns how many ranks share the memory of this node."""
     try:
         return detect().ranks_per_node
     except PlanError:  # which whoever needs to know the rank raises
@@ -95,9 +95,9 @@ def ranks_here() -> int:
 def decoding_storage(
     layout: Layout, value: GivenStorage, cores: int | None = None, *, warm: bool = False
 ) -> tuple[Storage, str]:
-    """Returns the costs of reading and decoding on so many cores, and where they are known from.
+    """Returns the costs of reading and decoding on this many cores, and where they were measured.
 
-    `warm`: it is read from the page cache.
+    `warm`: the data are in the page cache.
     """
     if isinstance(value, Storage):
         storage, source = value, "as given"
@@ -112,13 +112,13 @@ def decoding_storage(
 def storages_of(
     layouts: Sequence[Layout], value: GivenStorage, cores: int | None, *, warm: bool
 ) -> tuple[list[Storage], list[str]]:
-    """Returns the same for all layouts, and each source once."""
+    """Returns the storage of all layouts, and each source once."""
     storages, sources = zip(*(decoding_storage(layout, value, cores, warm=warm) for layout in layouts), strict=True)
     return list(storages), list(dict.fromkeys(sources))
 
 
 def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
-    """Whether the page cache has room for all of them for each of so many ranks of this node."""
+    """Returns whether the page cache has room for these layouts, once for each rank of this node."""
     if any(one.far for one in layouts):
         return False  # which holds nothing of what is fetched
     return sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
@@ -132,10 +132,7 @@ def auto(
     ranks: int,
     epochs: int | None,
 ) -> tuple[int, str]:
-    """Chooses the bytes of a buffer when the user gave none, or 0, and says why.
-
-    So many ranks of this node have one each.
-    """
+    """Chooses the bytes of a buffer if the user gave none, or 0, and says why. Each rank of this node has its own."""
     layouts = [layout for layout, _ in reads]
     fits = fit_page_cache(layouts, ranks)
     everything = sum(layout.nbytes + 16 * batch * rows_per_sample(own) * layout.sample_nbytes for layout, own in reads)
@@ -165,7 +162,7 @@ def auto(
 
 
 def small_pieces(layout: Layout) -> int:
-    """The chunks that a sample lies in, if to find its pieces takes longer than to copy their bytes; else 0."""
+    """Returns how many chunks a sample lies in, if finding its pieces takes longer than copying them; else 0."""
     chunks = [form.chunk[1:] for form in layout.forms if any(form.chunk)]
     pieces = [math.prod(-(-n // chunk) for n, chunk in zip(layout.sample_shape, one, strict=True)) for one in chunks]
     return max((one for one in pieces if one > 1 and layout.sample_nbytes < one * SMALL_PIECE), default=0)
@@ -180,11 +177,10 @@ def all_of_it(
     epochs: int | None,
     tables: int,
 ) -> tuple[int, str]:
-    """Chooses them for boxes and ragged samples, of which a buffer holds all or nothing.
+    """Chooses the bytes for boxes and ragged samples, of which a buffer holds all or nothing, and says why.
 
-    `tables` are the bytes that a process needs to know where they lie.
-
-    No smaller copy can be made of them, so nothing is modelled: with all of it held, each chunk is decoded once.
+    `tables` are the bytes in which a process keeps where they lie. No smaller copy of such data can be modelled; with
+    everything held, each chunk is decoded once.
     """
     if not any(form.filters for one in held for form in one.forms):
         return 0, FITS if fit_page_cache(held, ranks) else "what is not encoded is held where buffer= says how much"
@@ -212,9 +208,9 @@ def model_gain(
     epochs: int | None = None,
     extents: RowWindows | None = None,
 ) -> tuple[float, float]:
-    """About how many seconds an epoch takes without a buffer and with so much for what is kept.
+    """Returns about how many seconds an epoch takes without a buffer, and with this much memory.
 
-    Of a smaller copy of the data set, with batches that are smaller, too. A later epoch, unless there is but one.
+    It is modelled on a smaller copy of the data set with smaller batches, for a later epoch unless there is but one.
     """
     epochs = min(epochs or MODEL_EPOCHS, MODEL_EPOCHS)
     copy, batch, smaller = smaller_copy(units, batch)
@@ -229,9 +225,9 @@ def model_gain(
 
 
 def foresight(window: PlannedPasses, epochs: int | None) -> str:
-    """How much less so many epochs would read if they were known beforehand; empty if hardly less.
+    """Describes how much less these epochs would read if their number were known; empty if hardly less.
 
-    Modelled as a buffer's gain is, for the memory, the batches and the storage of this window.
+    It is modelled as a buffer's gain is, for the memory, batches and storage of this window.
     """
     if any(piece.in_blocks for piece in window.pieces):
         return ""  # blocks, of which no smaller copy is made
@@ -256,9 +252,9 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
 
 
 def mixed_gain(window: PlannedPasses, epochs: int | None) -> str:
-    """How much sooner an epoch would be read in a mixed order than in an exact shuffle; empty if not twice as soon.
+    """Describes how much sooner an epoch would be read in a mixed order than in an exact shuffle; empty if not twice.
 
-    Modelled as `foresight` is, with blocks of about 1 MiB and windows of half the memory.
+    It is modelled as `foresight` is, with blocks of about 1 MiB and windows of half the memory.
     """
     if any(piece.extents is not None or piece.dataset for piece in window.pieces):
         return ""  # samples of other kinds, or of several data sets, of which `solar plan --order mixed` says it
@@ -293,7 +289,7 @@ def mixed_gain(window: PlannedPasses, epochs: int | None) -> str:
 
 
 def fitting_window(window: PlannedPasses) -> int:
-    """How many samples the memory of these passes has room for: the largest window of a mixed order that fits."""
+    """Returns the largest window of a mixed order, in samples, that fits into the memory of these passes."""
     each = sum(piece.sample_nbytes for piece in window.pieces)
     return sum(window.shares) // max(1, each)
 
@@ -304,7 +300,7 @@ def rows_per_sample(extents: RowWindows | None) -> int:
 
 
 def _fewer(rows: int, extents: RowWindows | None, smaller: float) -> tuple[ShuffledUses, RowWindows | None]:
-    """The samples of a smaller copy of so many rows, which are used as often, and their order."""
+    """Returns the samples of a smaller copy with this many rows, used equally often, and their order."""
     from solar.planning.torch_shuffles import random
 
     if extents is None:
@@ -316,7 +312,7 @@ def _fewer(rows: int, extents: RowWindows | None, smaller: float) -> tuple[Shuff
 
 
 def smaller_copy(units: Units, batch: int) -> tuple[Units, int, float]:
-    """A smaller copy of a data set, with batches that are smaller, too; and how many times smaller."""
+    """Returns a smaller copy of a data set, with smaller batches, and how many times smaller it is."""
     samples = min(units.samples, MODEL)
     smaller = units.samples / samples
     stored = max(1, units.total_nbytes // max(units.units, 1))

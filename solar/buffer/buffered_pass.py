@@ -1,4 +1,4 @@
-"""BufferedPass: the batches of one pass, which an iterator takes from the buffer of its loader."""
+"""BufferedPass: one pass over the samples whose batches come from the buffer of the loader."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess
 class BufferedPass:
     """Draws the index batches of a pass as early as possible, and takes its batches from the run.
 
-    `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
-    exist, say) is read without one, so that it goes wrong as it always does.
+    `start` is called for each index batch, in order. A batch that a run cannot make, say for an index that does not
+    exist, is read without one, and fails as it would without a buffer.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BufferedPass:
         return self
 
     def __next__(self) -> Any:
-        """The index batches of the pass, one after another."""
+        """Returns the next index batch."""
         while True:
             for batch in self._drawn:
                 return batch
@@ -94,9 +94,9 @@ class BufferedPass:
             self.draw()
 
     def draw(self) -> None:
-        """Draws the next index batches, those of the whole pass where that has a known end, for the run to make.
+        """Draws the next index batches, all of the pass if its end is known, for the run to make.
 
-        What was drawn before an interruption is kept, and the next call goes on.
+        Batches that were drawn before an interruption are kept, and the next call continues.
         """
         if self._as_arrays is None and not self._exhausted:
             try:
@@ -138,7 +138,7 @@ class BufferedPass:
         return segment
 
     def _divide(self, rank_group: RankGroup) -> PassUses:
-        """This rank's part of the pass of all ranks."""
+        """Divides the pass of all ranks, and keeps this rank's part."""
         made = self._position.order.of_all(self._position.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
         found = rank_group.divided(self._source, made, self._position.epoch)
@@ -147,7 +147,7 @@ class BufferedPass:
         return found.segment
 
     def _flat(self) -> Pass:
-        """The samples of all batches, and where each batch begins."""
+        """Returns the samples of all batches, and where each batch begins."""
         if self._sampler_state.cutter is None:
             samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
         else:
@@ -162,7 +162,7 @@ class BufferedPass:
         return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
 
     def _later(self) -> Iterator[Callable[[], PassUses]]:
-        """The passes after this one, as far as they are known."""
+        """Returns the following passes, as far as they are known."""
         if not self._exhausted or self._error is not None:
             return iter(())
         order, stride = self._position.order, self._sampler_state.stride
@@ -183,7 +183,7 @@ class BufferedPass:
         return PassPlan(self._source, segment, self._later, partial(self._needs, segment), batch, self._facts)
 
     def _needs(self, segment: PassUses) -> Needs:
-        """Returns the memory that batches take. It looks at every chunk, so it is called once a window."""
+        """Returns the memory that batches take. It looks at every chunk, so it is called once per window."""
         largest, rank_group = self._most(segment), self.rank_group
         if rank_group is None:
             return batch_needs(self._source, self._pace, largest)
@@ -198,7 +198,7 @@ class BufferedPass:
     # --- batches on their way ----
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
-        """Starts the batch of these indices; returns it and the numbers of its samples."""
+        """Starts the batch of these indices. Returns it and the numbers of its samples."""
         if self._segment is None or self._hold is None:
             return self._source.start(samples, epoch)
         number, self._started = self._started, self._started + 1
@@ -227,13 +227,13 @@ class BufferedPass:
 
     @property
     def run(self) -> Run | None:
-        """What makes the batches; None: nothing does yet, or they are read without one."""
+        """The run that makes the batches; None: not yet, or they are read without one."""
         return None if self._hold is None or self._segment is None else self._hold.run
 
     def from_run(self) -> tuple[Running, int, Array] | None:
-        """The run, the number there of the batch that comes next, and the samples of each from there on.
+        """Returns the run, its number of the next batch, and the samples of each batch from there on.
 
-        None where more than the run is needed to make a batch of them: other nodes, weights, rows' own scales.
+        Returns None if a batch needs more than the run: other nodes, weights, scales of its own rows.
         """
         hold, segment = self._hold, self._segment
         if hold is None or segment is None or not isinstance(hold.run, Running) or self._by_row:
@@ -243,14 +243,14 @@ class BufferedPass:
         return hold.run, hold.base + self._started, segment.batches.sizes[self._started :]
 
     def called(self, number: int) -> Array:
-        """The samples of this batch of the run."""
+        """Returns the samples of this batch of the run."""
         assert self._cut is not None and self._hold is not None, "of these the run was given"
         samples, starts = self._cut
         found: Array = samples[starts[number - self._hold.base] : starts[number - self._hold.base + 1]]
         return found
 
     def taken(self, batches: int) -> None:
-        """So many batches were taken from the run itself: go on behind them."""
+        """Continues after this many batches, which somebody else took from the run."""
         assert self._cut is not None, "of these the run was given"
         self._started += batches
         samples, starts = self._cut
@@ -337,7 +337,7 @@ class BufferedBatch(PendingBatch):
         return self._counts
 
     def arrived(self, seconds: float | None = None) -> list[Any]:
-        """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
+        """Waits for the batch. The run keeps it until then, and this object until the user has it."""
         values = self._came
         if values is None:
             cut, places = self._cut, self._samples if self._cut is None else self._cut.places

@@ -1,4 +1,4 @@
-"""What the planner knows of the datasets of a loader, and what a pass asks of a buffer."""
+"""Maps the samples of a loader to what the planner plans, and says what a pass wants of a buffer."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def pieces_of(source: SampleSource) -> list[Piece]:
 
 
 def held_of(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
-    """Returns the layouts that a buffer holds of a dataset, each with its held map."""
+    """Returns the layouts of a dataset that a buffer holds, each with its map."""
     return [one for opened in dataset.opened() for one in opened.rows.held]
 
 
 def not_held(source: SampleSource, buffer: str) -> str:
-    """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
+    """Returns why no buffer can hold these samples; empty if one can. Raises PlanError if the user asked for one."""
     if source.boxes:
         return _boxes_not_held(source)
     if not source.ragged:
@@ -67,7 +67,7 @@ def not_held(source: SampleSource, buffer: str) -> str:
 
 
 def _boxes_not_held(source: SampleSource) -> str:
-    """Why no buffer holds the blocks of these boxes; empty if one can."""
+    """Returns why no buffer holds the blocks of these boxes; empty if one can."""
     many = next((one for one in source.datasets if one.numbers > MOST_SAMPLES), None)
     if many is not None:
         return f"{many}: plans number up to {MOST_SAMPLES:,} samples"
@@ -78,7 +78,7 @@ def _boxes_not_held(source: SampleSource) -> str:
 def worthwhile_bytes(
     source: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
 ) -> tuple[int, str]:
-    """Chooses the bytes of a buffer when the user gave none, or 0, and says why."""
+    """Chooses the bytes of a buffer if the user gave none, or 0, and says why."""
     if not (source.boxes or source.ragged):
         reads = [(read.layout, read.rows) for one in source.datasets for read in one.reads]
         return sizing.auto(reads, batch, storage, needs, ranks, epochs)
@@ -89,12 +89,12 @@ def worthwhile_bytes(
 
 
 def most_rows_per_sample(source: SampleSource) -> int:
-    """The rows that make up a sample, of the field that has most of them."""
+    """Returns the rows of a sample in the field that has most of them."""
     return max(1 if extents is None else extents.slots for _, extents in held_of(source.first))
 
 
 def located(source: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
-    """The samples of an epoch's pass, where they lie. Raises what datasets raise for indices that they do not have."""
+    """Returns where the samples of an epoch's pass lie. Raises what datasets raise for indices that do not exist."""
     samples, starts = made
     which = None if len(source.datasets) == 1 else np.empty(len(samples), np.int64)
     rows = samples if samples.dtype == np.int32 else np.empty(len(samples), np.int32)
@@ -111,7 +111,7 @@ def located(source: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
 
 
 def used_by(source: SampleSource, dataset: Sized) -> SampleUses | None:
-    """All samples of a dataset, in one step; None if these are all that lie beneath."""
+    """Returns all samples of a dataset as one step; None if they are all samples of the source."""
     if source.plain:
         return None
     return located(source, (np.arange(len(dataset)), np.array([0, len(dataset)])))
@@ -124,7 +124,7 @@ def rows_of(source: SampleSource) -> list[Rows]:
 
 @dataclass(eq=False)
 class HeldData:
-    """The buffer as one pass has it, until it leaves: the run, and which of its batches are the pass's."""
+    """The buffer while one pass has it: the run, and which of its batches belong to the pass."""
 
     run: Run
     base: int  # number of the first batch in the run
@@ -132,14 +132,14 @@ class HeldData:
 
 
 class QueuedPass(NamedTuple):
-    """A segment that the run has, and no iterator has begun."""
+    """A segment that the run has and that no iterator has begun."""
 
     segment: PassUses
     base: int  # number of its first batch in the run
 
 
 class PassPlan(NamedTuple):
-    """What a pass asks of a buffer: these batches, made next."""
+    """What a pass wants of a buffer: these batches next."""
 
     source: SampleSource
     segment: PassUses

@@ -37,7 +37,7 @@ Balance = Literal["torch", "equal", "uneven"]
 
 
 class DividedPass(NamedTuple):
-    """A pass as one rank has it."""
+    """A pass as one rank sees it."""
 
     segment: PassUses
     batches: Pass  # the samples of its batches, as the dataset calls them
@@ -45,7 +45,7 @@ class DividedPass(NamedTuple):
 
 
 def check_exchange(exchange: str, balance: str | None) -> None:
-    """ValueError for what these cannot be."""
+    """Raises ValueError for impossible values."""
     if exchange not in get_args(Exchanges):
         raise ValueError(f"exchange={exchange!r}: it is one of {', '.join(map(repr, get_args(Exchanges)))}")
     if balance is not None and balance not in get_args(Balance):
@@ -73,7 +73,7 @@ def those_of(exchange: str, order: IndexStream) -> Peers | None:
 
 
 def check_alone(balance: str | None) -> None:
-    """PlanError where a process by itself is to divide samples among ranks."""
+    """Raises PlanError if a single process is to divide samples among ranks."""
     if balance in ("equal", "uneven"):
         raise PlanError(
             f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
@@ -82,11 +82,11 @@ def check_alone(balance: str | None) -> None:
 
 
 class RankGroup:
-    """The ranks of a loader: who takes which samples, and who reads them.
+    """The ranks of a loader: which rank uses which samples, and which node reads them.
 
-    With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
-    divided into home regions of the ranks, and each node reads its own. Boxes, and samples of unequal length, have no
-    homes.
+    With balance "torch" each rank uses what DistributedSampler gives it, and its node reads that. Otherwise the data
+    set is divided into home regions of the ranks, and each node reads its own. Boxes and samples of unequal length have
+    no homes.
     """
 
     def __init__(
@@ -149,35 +149,35 @@ class RankGroup:
         )
 
     def _carriers(self, exchange: str) -> str:
-        """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
+        """Returns how samples get to other nodes: "mpi", "torch", "read" (each reads its own), or "" if none do."""
         if self.nodes == 1 or self.balance != "equal":
             return ""
         return self.peers.by if exchange == "auto" else exchange
 
     @property
     def names(self) -> list[str]:
-        """What the processes of this node are called."""
+        """The names of the processes of this node."""
         return [f"rank {rank} of {self.peers.ranks}" for rank in self._met.mates]
 
     @property
     def place(self) -> int:
-        """Which of the processes of this node this is."""
+        """The place of this process among those of its node."""
         return list(self._met.mates).index(self.peers.rank)
 
     # --- meetings ----
 
     def needs(self, facts: Mapping[str, Any], own: Needs) -> list[Needs]:
-        """A run begins, on all ranks: what the batches of each process of this node take."""
+        """Begins a run on all ranks. Returns what the batches of each process of this node take."""
         mine = {"needs": list(own), "door": secrets.token_hex(16)}
         self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
 
     def least(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Of each number the least that a rank has."""
+        """Returns the smallest value that any rank has, of each number."""
         return self.peers.meet(f"a trial of {self._name}", {}, {}, own, self._seconds).least
 
     def check_files(self, running: Run | None = None) -> None:
-        """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
+        """Raises an error if a file was replaced, on all ranks that are in a run with this one."""
         error, self.replaced = self.replaced, None
         if error is not None and running is not None:
             running.fail(error)
@@ -189,7 +189,7 @@ class RankGroup:
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Runs what each rank does before a run begins. An error on one rank is raised on all."""
+        """Runs the block on each rank before a run begins. An error on one rank is raised on all."""
         from solar.io.channels.meeting import TROUBLE
 
         what = f"the plan of a new run for {self._name}"
@@ -224,7 +224,7 @@ class RankGroup:
     # --- who takes what ----
 
     def _facts(self, uses: SampleUses) -> dict[str, Any]:
-        """What of a pass must be the same on all ranks."""
+        """Returns the facts about a pass that must be the same on all ranks."""
         checksum = 0
         for column in (uses.which, uses.rows, uses.starts):
             checksum = zlib.crc32(b"-" if column is None else np.ascontiguousarray(column).data, checksum)
@@ -245,7 +245,7 @@ class RankGroup:
 
 
 class RankMemory(NamedTuple):
-    """What a pass may have of the buffer."""
+    """The part of the buffer that a pass may use."""
 
     rank_group: RankGroup | None  # with whom
     nbytes: int
@@ -254,7 +254,7 @@ class RankMemory(NamedTuple):
 
 
 def placed(error: SolarError) -> SolarError:
-    """The error with the rank that it happened on, where there are several."""
+    """Returns the error with the rank that it happened on, where there are several."""
     with suppress(PlanError):
         world = detect()
         if world.ranks > 1 and error.args:

@@ -15,11 +15,11 @@ Stopping = threading.Event  # set when nobody wants any more what a thread makes
 
 
 class PlanningStopped(Exception):
-    """The result of a thread is no longer wanted."""
+    """The result of a thread is no longer needed."""
 
 
 class Background(threading.Thread):
-    """A thread that does one thing, and may be told to stop."""
+    """A thread that does one thing, and can be told to stop."""
 
     def __init__(self, do: Callable[[Stopping], None]) -> None:
         super().__init__(name="solar-planning")
@@ -40,13 +40,13 @@ class Background(threading.Thread):
             self._done.set()
 
     def error(self) -> Exception | None:
-        """What went wrong, once it has ended. Once: an error keeps alive what led to it."""
+        """Returns the error after the thread has ended, once: an error keeps its frames alive."""
         self._wait()
         error, self._error = self._error, None
         return error
 
     def stop(self, wait: bool = True) -> None:
-        """Asks it to stop as soon as it checks."""
+        """Asks the thread to stop the next time it checks."""
         self._stopped.set()
         if wait and threading.current_thread() is not self:
             self._wait()
@@ -57,7 +57,7 @@ class Background(threading.Thread):
 
 
 def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> Exception | None:
-    """Does it. Gives what went wrong."""
+    """Calls a function. Returns the error that it raised."""
     try:
         do(stopped or Stopping())
     except PlanningStopped:
@@ -68,7 +68,7 @@ def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> E
 
 
 def in_background(do: Callable[[Stopping], None]) -> Background | None:
-    """The work, begun; None where no thread can be had."""
+    """Starts a thread that does this; returns None if no thread can be had."""
     try:
         return Background(do)
     except RuntimeError:
@@ -97,7 +97,7 @@ def apart(make: Callable[[Stopping], Made]) -> Made:
 
 
 def unless(stopped: Stopping, make: Callable[[], Made]) -> Callable[[], Made]:
-    """Runs, unless the result is no longer wanted."""
+    """Calls a function, unless its result is no longer needed."""
 
     def made() -> Made:
         if stopped.is_set():

@@ -1,4 +1,4 @@
-"""The command `solar`: parse, call, print. A subcommand is imported when asked for, so that `solar --help` is quick."""
+"""The command `solar`: parses, calls, prints. A subcommand is imported when used, so `solar --help` is quick."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 class OneLine(argparse.ArgumentParser):
-    """Says what is wrong with arguments in one line, without pages of usage before it."""
+    """Reports wrong arguments in one line, without pages of usage before it."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
@@ -40,7 +40,7 @@ class OneLine(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; the exit code is 1 for an error of solar's, which takes one line."""
+    """Runs the command line. Returns the exit code: 1 for an error of solar's, which is printed in one line."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = OneLine(prog="solar", description="HDF5 samples at the speed of the machine.")
     parser.add_argument("--version", action="version", version=f"solar {__version__}")

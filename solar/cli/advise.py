@@ -1,4 +1,4 @@
-"""`solar compress --advise`: what bounds and coders would bring, tried on chunks from all over the file."""
+"""`solar compress --advise`: what bounds and coders would gain, tried on chunks from all over the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EPOCHS_FORESEEN = 3
 
 @dataclass(frozen=True)
 class Gain:
-    """What the planner makes of a dataset that takes so many bytes."""
+    """The plan of a loader for a dataset of this many bytes."""
 
     share: float  # of it that the memory has room for
     outcome: Outcome
@@ -43,7 +43,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was tried on one dataset."""
+    """The trials of one dataset."""
 
     part: Part
     trials: list[tuple[CodecTrial, Gain | None]]
@@ -51,7 +51,7 @@ class Advice:
 
 
 class Fields(NamedTuple):
-    """All that is tried, as the fields of a sample."""
+    """Everything that is tried, as the fields of a sample."""
 
     nbytes: int
     samples: list[SampleBytes]
@@ -102,7 +102,7 @@ def _advise(path: str, arguments: argparse.Namespace, codecs: Mapping[str | None
 def advise(
     path: str, part: Part, trials: list[CodecTrial], arguments: argparse.Namespace, storage: Storage, fields: Fields
 ) -> Advice:
-    """What was tried, and what its share of the memory makes of it: by its values, as one of the fields of a sample."""
+    """Returns the trials of a dataset and what each gains. Its values are one of the fields that share the memory."""
     if arguments.memory is None:
         return Advice(part, [(trial, None) for trial in trials], None)
     rows, samples = part.chunk[0], part.shape[0]
@@ -124,7 +124,7 @@ def _gain(
     share: float,
     samples: list[SampleBytes],
 ) -> Gain:
-    """What a loader with this buffer makes of a field that has such a share of what is kept."""
+    """Returns the plan of a loader with this buffer for a field with such a share of the memory."""
     memory, batch = arguments.memory, arguments.batch_size
     if memory:
         taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=reading_threads())
@@ -144,7 +144,7 @@ def _gain(
 
 
 def as_json(path: str, found: list[Advice], arguments: argparse.Namespace, storage: Storage) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS of compress."""
+    """Returns the answer of --json; its keys are listed in DETAILS of compress."""
     numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
     return {
         "version": 1,
@@ -191,7 +191,7 @@ def codec_text(codec: Codec) -> str:
 
 
 def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage, source: str) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     for one in found:
         part = one.part
         yield (
@@ -221,7 +221,7 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
 
 
 def _fits(one: Advice) -> bool:
-    """Whether the memory has room for the dataset as it is stored now: then no bound makes an epoch cheaper to read."""
+    """Returns whether memory has room for the dataset as stored, so that no bound makes an epoch cheaper to read."""
     return one.now is not None and one.now.share >= 1
 
 

@@ -24,12 +24,12 @@ MOST_RANKS = 1_000_000
 
 
 def size_argument(text: str) -> int:
-    """Bytes: 8GiB, 64k (of 1024), 100MB (of 1000), 4096."""
+    """Returns bytes: 8GiB, 64k (of 1024), 100MB (of 1000), 4096."""
     return parse_whole(text, _value(text, SIZES, "a size such as 8GiB, 64k or 100MB"))
 
 
 def rate_argument(text: str) -> float:
-    """Bytes a second: 1GB/s, 500MiB/s."""
+    """Returns bytes per second: 1GB/s, 500MiB/s."""
     if re.search(r"[0-9.\s][kKmMgGtTpP]?(b|bit)(/s|ps)\s*$", text):
         raise argparse.ArgumentTypeError(f"{text!r} looks like bits: give bytes a second, such as 1GB/s")
     value = _value(text, {f"{unit}/s": factor for unit, factor in SIZES.items()} | SIZES, "a rate such as 1GB/s")
@@ -37,13 +37,13 @@ def rate_argument(text: str) -> float:
 
 
 def seconds_argument(text: str) -> float:
-    """A time: 2ms, 150us, 1s; without a unit only 0."""
+    """Returns a time in seconds: 2ms, 150us, 1s; without a unit only 0."""
     units = TIME_UNITS | ({"": 1.0} if text.strip("0. ") == "" else {})
     return _value(text, units, "a time with its unit, such as 2ms or 150us")
 
 
 def span_argument(text: str, most: float = 3600.0) -> float:
-    """Seconds to measure for, with their unit or without."""
+    """Returns the seconds to measure for, written with a unit or without."""
     found = seconds_argument(text if text.strip()[-1:].isalpha() else text + "s")
     if not 0 < found <= most:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and {most:g} seconds at most")
@@ -51,24 +51,24 @@ def span_argument(text: str, most: float = 3600.0) -> float:
 
 
 def count_argument(text: str) -> int:
-    """A number of things, at least 1: 8, 200_000, 10M (of 1000)."""
+    """Returns a count of at least 1: 8, 200_000, 10M (of 1000)."""
     return parse_count(text, COUNT_LIMIT)
 
 
 def ranks(text: str) -> int:
-    """A number of processes: as `count_argument`, but no more than there have been anywhere."""
+    """Returns a number of processes, as `count_argument` does, but no more than anybody has ever run."""
     return parse_count(text, MOST_RANKS)
 
 
 def seed(text: str) -> int:
-    """A seed: a whole number from 0, that leaves room for the epochs that are added to it."""
+    """Returns a seed: a whole number from 0 that leaves room for the epochs that are added to it."""
     if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: give a whole number of at most 18 digits")
     return int(text)
 
 
 def per_second(text: str) -> float:
-    """Things a second: 500, 20k, 1.5M."""
+    """Returns a number per second: 500, 20k, 1.5M."""
     units = COUNT_UNITS | {f"{unit}/s": factor for unit, factor in COUNT_UNITS.items()}
     return check_above_zero(text, _value(text, units, "a number a second, such as 500 or 20k"))
 
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def source(text: str) -> tuple[str, float]:
-    """A file and its share."""
+    """Returns a file and its share."""
     path, _, share = text.rpartition("=")
     try:
         return (path, float(share)) if path else refuse_source(text)
@@ -132,12 +132,12 @@ def refuse_source(text: str) -> tuple[str, float]:
 
 
 def epoch(text: str) -> Epoch:
-    """How long an epoch is, as Mixture takes it."""
+    """Returns the length of an epoch, as Mixture takes it."""
     return text if text in ("first", "all") else count_argument(text)  # type: ignore[return-value]
 
 
 def mixture_order(arguments: argparse.Namespace, sources: Mapping[str, Mapping[str, Layout]]) -> EpochOrder:
-    """What comes when, of samples that are numbered source after source; PlanError where sources are not alike."""
+    """Returns the order of samples numbered source after source. Raises PlanError if sources differ in kind."""
     if len(sources) < len(arguments.mixture):
         raise PlanError("--mixture: the same FILE is given twice; add its shares up")
     kinds = {

@@ -1,4 +1,4 @@
-"""How fast your file is read by solar and by PyTorch with h5py, and which training would wait for it."""
+"""Measures how fast solar and PyTorch with h5py read your file, and which training would wait for it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class BenchReader(NamedTuple):
-    """What samples are made of, how many there are, and how large one is, on average."""
+    """What samples are made of, how many there are, and how large one is on average."""
 
     layouts: dict[str, Layout]
     samples: int
@@ -134,7 +134,7 @@ def reader_of_arguments(arguments: argparse.Namespace) -> BenchReader:
 
 
 def named_rows(arguments: argparse.Namespace) -> dict[str, Layout]:
-    """The datasets that were named; else those that torch has a tensor for."""
+    """Returns the named datasets; without names, those that torch has a tensor for."""
     layouts = fields_asked(arguments)
     if sample_arguments.named_datasets(arguments):
         return layouts
@@ -154,7 +154,7 @@ def check_tensors(
 
 
 def field_nbytes(layout: Layout, own: SampleMap | None) -> int:
-    """Of a sample of a field, on average."""
+    """Returns the average bytes of a sample of a field."""
     return nbytes_in(own, layout)
 
 
@@ -162,7 +162,7 @@ def field_nbytes(layout: Layout, own: SampleMap | None) -> int:
 
 
 def _contest(arguments: argparse.Namespace, asked: BenchReader, become: Become) -> tuple[int, list[dict[str, Any]]]:
-    """How many batches were compared, and what was found of each reader."""
+    """Runs the readers. Returns how many batches were compared, and the result of each reader."""
     layouts, paths = asked.layouts, [*next(iter(asked.layouts.values())).files]
     job = {"paths": paths, "names": [*layouts], "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
     job["asked"] = {word: getattr(arguments, word) for word in sample_arguments.NO_KIND}
@@ -200,7 +200,7 @@ def _contest(arguments: argparse.Namespace, asked: BenchReader, become: Become) 
 
 
 def _compare_readers(arguments: argparse.Namespace, readers: list[Reader], found: dict[str, dict[str, Any]]) -> int:
-    """How many batches were seen to be the same. What each reader takes in memory meanwhile goes to `found`."""
+    """Returns how many batches were equal. The memory that each reader takes meanwhile goes to `found`."""
     rates = [one.get("samples_per_second", 0.0) for one in found.get("torch", {}).get("tried", ())]
     batches = round(COMPARED_SECONDS * max(rates, default=0.0) / arguments.batch_size)
     batches, digests = max(2, min(batches, 64)), []
@@ -244,7 +244,7 @@ def as_json(
     compared: int,
     readers: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     solar, torch = readers
     answer: dict[str, Any] = {
         "version": 1,
@@ -269,7 +269,7 @@ def as_json(
 
 
 def as_text(answer: dict[str, Any]) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     made = len(answer["readers"][0]["samples_per_second"])
     rounds = f"{count(made, 'round')} of {duration(answer['seconds'])}"
     samples = (
@@ -292,7 +292,7 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _reasons_left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
-    """What there was no time for."""
+    """Yields what there was no time for."""
     tried, untried = len(readers[1].get("tried", ())), readers[1].get("untried", 0)
     if untried:
         yield f"Batches take long: {tried} of {tried + untried} settings of PyTorch were tried; its best may be faster."
@@ -301,7 +301,7 @@ def _reasons_left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]
 
 
 def judge_bench(answer: dict[str, Any]) -> Iterator[str]:
-    """What it means for a training."""
+    """Yields what the result means for a training."""
     solar, torch = answer["readers"]
     where = "from the page cache" if answer["cached"] else "from its storage"
     if solar["hits"]:

@@ -1,4 +1,4 @@
-"""One data set on one machine, by the policy of each: what an epoch costs. Ours is what the loader plans. Pure."""
+"""Compares the cost of an epoch by each policy. Ours is what the loader plans. Pure functions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ORDERS_KEPT = 4  # epochs whose order is kept
 
 @dataclass(frozen=True)
 class PlannedData:
-    """One question: a field of whose data, what machine, what training."""
+    """One question: a field of which data, on what machine, for what training."""
 
     name: str  # of the data set
     units: Units
@@ -71,7 +71,7 @@ class PlannedData:
 
     @property
     def samples(self) -> int:
-        """How many there are, of all sources."""
+        """The number of samples of all sources."""
         if self.mixed is not None:
             return self.mixed.samples
         if self.chosen is not None:
@@ -80,46 +80,46 @@ class PlannedData:
 
     @property
     def ours(self) -> bool:
-        """Whether nobody else has such samples."""
+        """Whether only solar has such samples."""
         return self.extents is not None or self.chosen is not None or self.mixed is not None
 
     @property
     def sample_nbytes(self) -> int:
-        """The bytes of one, on average."""
+        """The average bytes of a sample."""
         unit = self.units.sample_nbytes
         return unit if self.extents is None else self.extents.average_bytes(unit)
 
     @cached_property
     def piece(self) -> Piece:
-        """It as the planner knows it, if it were all there is."""
+        """The field as the planner sees it, as if it were the only one."""
         return Piece(0, 0, regions.whole_region(self.units), self.extents, self.packing)
 
     @cached_property
     def orders(self) -> list[ShuffledUses]:
-        """The shuffles of all epochs, of each job; the last ones made are kept."""
+        """The shuffles of all epochs, for each job. The last ones made are kept."""
         most = max(1, ORDERS_KEPT // self.jobs)
         return [replace(made, of=lru_cache(most)(made.of)) for made in _orders(self, self.samples)]
 
     @property
     def order(self) -> ShuffledUses:
-        """That of the first job."""
+        """The order of the first job."""
         return self.orders[0]
 
     @property
     def scan_seconds(self) -> float:
-        """How long reading all of it takes, from one end to the other."""
+        """The time for reading all of it, from one end to the other."""
         return self.storage.seconds(1, self.units.total_nbytes)
 
     @property
     def share(self) -> float:
-        """How much of it the memory of all nodes has room for."""
+        """The share of it that the memory of all nodes has room for."""
         nodes = -(-self.world.ranks // self.world.ranks_per_node)
         return self.memory * nodes / max(self.units.total_nbytes, 1)
 
 
 @dataclass(frozen=True)
 class Travel:
-    """What goes from node to node in one epoch, where ranks exchange what they have no room for at home."""
+    """What travels between nodes in one epoch, if ranks exchange what they have no room for at home."""
 
     steps: int
     samples: int  # of all nodes, in the whole epoch
@@ -129,7 +129,7 @@ class Travel:
 
 @dataclass(frozen=True)
 class Answer:
-    """What each policy costs; `estimated` are those that were followed on a smaller copy."""
+    """The cost of each policy. `estimated` are those that were simulated on a smaller copy."""
 
     outcomes: dict[str, Outcome]
     first_batch: dict[str, float]
@@ -144,7 +144,7 @@ class Answer:
 
 
 def _orders(case: PlannedData, samples: int) -> list[ShuffledUses]:
-    """The order of each job on so many of the samples."""
+    """Returns the order of each job on this many samples."""
     seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
     made = [order_of_data(case, samples, seed) for seed in seeds]
     return made if case.chosen is None else [torch_shuffles.of_samples(one, case.chosen) for one in made]
@@ -165,14 +165,14 @@ def order_of_data(case: PlannedData, samples: int, seed: int) -> ShuffledUses:
 
 
 def scratch_of(units: Units) -> int:
-    """What a read takes beside the buffer, of a data set that there is not yet."""
+    """Returns what a read takes beside the buffer, for a data set that does not exist yet."""
     if units.per_unit == 1 and not units.encoded:
         return min(units.sample_nbytes, READ_PIECE)
     return 2 * units.per_unit * units.sample_nbytes + units.stored_nbytes
 
 
 def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
-    """What the loader is asked: all fields of a sample together, with so much memory on each node."""
+    """Returns the Job of the loader: all fields of a sample together, with this much memory on each node."""
     one = cases[0]
     firsts = sorted({case.first for case in cases})
     fields = [case for case in cases if case.first == one.first]
@@ -200,7 +200,7 @@ def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD
 
 
 def guessed_seconds(cases: Sequence[PlannedData]) -> float:
-    """About how long `compare_policies` takes on a core."""
+    """Returns about how long `compare_policies` takes on a core."""
     uses = [sum(one.uses for one in case.orders) for case in cases]
     world, epochs = cases[0].world, max(1, cases[0].epochs)
     nodes = -(-world.ranks // world.ranks_per_node)
@@ -211,7 +211,7 @@ def guessed_seconds(cases: Sequence[PlannedData]) -> float:
 
 
 def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
-    """What each policy costs per epoch; where there are few epochs, as far as those go."""
+    """Returns the average cost of an epoch by each policy; if there are few epochs, over these."""
     begin = time.perf_counter()
     first = plan_node(job)
     seconds = (time.perf_counter() - begin) / len(first.epochs)
@@ -230,7 +230,7 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
 
 
 def outcome_by_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[Outcome, NodePlan]:
-    """What an epoch of ours costs in another order (None: an exact shuffle); and the plan of the first node."""
+    """Returns the cost of our epoch in another order (None: an exact shuffle), and the plan of the first node."""
     other = replace(job, order=replace(cases[0], by=by).order)
     plans = [plan_node(other, node) for node in range(_work_out(other))]
     scan = sum(case.scan_seconds for case in cases)
@@ -238,12 +238,12 @@ def outcome_by_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | No
 
 
 def _work_out(job: Job) -> int:
-    """Returns how many nodes are planned: all, or the first, which stands for the others."""
+    """Returns how many nodes are planned: all, or only the first, which stands for the others."""
     return 1 if job.nodes * job.order.uses > ALL_NODES else job.nodes
 
 
 def _without(job: Job) -> Outcome:
-    """What it costs to read each batch by itself."""
+    """Returns the cost of reading each batch by itself."""
     alone = replace(job, memory=0)
     plans = [plan_node(alone, node) for node in range(_work_out(job))]
     later = [one.outcome(one.later) for one in plans]
@@ -252,14 +252,14 @@ def _without(job: Job) -> Outcome:
 
 
 def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
-    """What all nodes cost together, of which these were planned: side by side, on one storage."""
+    """Returns the cost of all nodes together, side by side on one storage; those that were planned stand for all."""
     summed = summed_up(found)
     whole = summed if len(found) == nodes else scaled(summed, nodes / len(found))
     return replace(whole, scans=whole.seconds / scan, peak_bytes=max(one.peak_bytes for one in found))
 
 
 def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
-    """What others cost, field by field; and which of them were followed on a smaller copy."""
+    """Returns the cost of other policies, field by field, and which of them were simulated on a smaller copy."""
     found: dict[str, list[Outcome]] = {}
     scaled = set()
     for case in cases:
@@ -282,12 +282,12 @@ def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str
 
 
 def summed_up(found: Sequence[Outcome]) -> Outcome:
-    """Outcomes whose costs add up."""
+    """Returns outcomes whose costs add up as one."""
     return Outcome(**{part.name: sum(getattr(one, part.name) for one in found) for part in fields(Outcome)})
 
 
 def _travel(job: Job) -> tuple[float, Travel]:
-    """Of the second epoch, which stands for all: the samples not taken where they are provided; and what travels."""
+    """Returns, for the second epoch, which stands for all: samples taken elsewhere than provided, and what travels."""
     uses = job.uses(1)
     steps = len(uses.starts) - 1
     if job.world.ranks == 1:
@@ -303,10 +303,10 @@ def _travel(job: Job) -> tuple[float, Travel]:
 
 
 def cached_lately(case: PlannedData, *, as_stored: bool = False) -> tuple[Outcome, float]:
-    """What was used longest ago goes: followed use by use, on a smaller copy of a large data set; how many times so.
+    """Simulates a cache that drops what was used longest ago, use by use, on a smaller copy of a large data set.
 
-    An epoch fills the cache of a rank, unless all of them together hold the data set more than once. Several jobs
-    have one cache.
+    Returns its cost, and how many times smaller the copy is. An epoch fills the cache of a rank, unless all of them
+    together hold the data set more than once. Several jobs have one cache.
     """
     epoch, room = max(1, min(case.epochs - 1, math.ceil(case.share))), case.memory
     uses = sum(one.uses for one in case.orders) * (epoch + 1)
@@ -324,7 +324,7 @@ def cached_lately(case: PlannedData, *, as_stored: bool = False) -> tuple[Outcom
 
 
 def _by_turns(orders: Sequence[ShuffledUses], case: PlannedData) -> ShuffledUses:
-    """The uses of several jobs as one order: step by step those of each."""
+    """Returns the uses of several jobs as one order: step by step those of each job."""
     if len(orders) == 1:
         return orders[0]
 
@@ -337,7 +337,7 @@ def _by_turns(orders: Sequence[ShuffledUses], case: PlannedData) -> ShuffledUses
 
 
 def scaled(outcome: Outcome, scale: float) -> Outcome:
-    """The outcome on a data set so many times larger."""
+    """Returns the outcome for a data set this many times larger."""
     return Outcome(
         reads=round(outcome.reads * scale),
         requests=round(outcome.requests * scale),
@@ -350,7 +350,7 @@ def scaled(outcome: Outcome, scale: float) -> Outcome:
 
 
 def _first_batch(job: Job, names: Iterable[str]) -> dict[str, float]:
-    """How long the first step takes with nothing in memory: read singly, or sorted and joined by those that do so."""
+    """Returns the time of the first step with empty memory: read one by one, or sorted and joined, as `names` says."""
     singly = joined = 0.0
     uses = job.uses(0)
     for piece, storage in zip(job.pieces, job.storages, strict=True):
@@ -373,10 +373,10 @@ Made = list[tuple[int, int]]  # requests and bytes of each epoch
 
 
 def as_made(answered: Answer, job: Job, cases: Sequence[PlannedData], layouts: Sequence[Layout]) -> Answer:
-    """The same, with our requests and bytes counted by what reads, instead of the stretches that are planned.
+    """Returns the answer with our requests and bytes counted by the real reader, instead of the planned stretches.
 
-    Of one process, and of rows and windows; without a buffer of rows that are not filtered, for what was decoded lately
-    is not read again. Of all others, and of files here, the stretches stay.
+    This is done for one process, and for rows and windows; without a buffer only for rows without filters, because what
+    was decoded lately is not read again. For all others, and for local files, the stretches stay.
     """
     plan, first = answered.plan, answered.first_epoch
     alone = job.world.ranks == 1 and not job.beside and any(one.far for one in layouts)

@@ -1,4 +1,4 @@
-"""Writes an HDF5 file again, its samples in few bytes, each value within a bound; all else is kept."""
+"""Writes an HDF5 file again with its samples in few bytes, each value within a bound; everything else is kept."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def make_codec(asked: str, make: Callable[[], Codec]) -> Codec:
 
 
 def parse_fields(text: str) -> Iterator[tuple[str, str]]:
-    """The names and settings of x:abs=1e-3,coder=pack,y:lossless; a name may have colons, but no commas."""
+    """Yields the names and settings of x:abs=1e-3,coder=pack,y:lossless; a name may have colons, but no commas."""
     found: list[list[str]] = []
     for piece in text.split(","):
         name, colon, how = piece.rpartition(":")
@@ -246,7 +246,7 @@ def parse_field(name: str, how: str, settings: dict[str, str], stored: bool) -> 
 
 
 def as_json(target: str, stored: Stored) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     return {
         "version": 1,
         "file": target,
@@ -279,7 +279,7 @@ def as_json(target: str, stored: Stored) -> dict[str, Any]:
 
 
 def _warnings(source: str, stored: Stored) -> Iterator[str]:
-    """What somebody should know who reads nothing else."""
+    """Yields what everybody should know, even those who read nothing else."""
     if unread := [one.name for one in stored.left if one.unread]:
         yield (
             f"{source}: {', '.join(unread[:COPIES_SHOWN])} cannot be read, and was copied as it is, damage and all: "
@@ -305,7 +305,7 @@ def _was_ours(path: str, name: str) -> bool:
 
 
 def as_text(target: str, stored: Stored) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     for part, nbytes in stored.parts:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
         small = f"{quantities.size(part.nbytes)} in {quantities.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
@@ -328,7 +328,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
 
 
 def _copies(left: Sequence[Left]) -> Iterator[str]:
-    """The large ones that were left as they are, each with its reason, and how many others there are."""
+    """Yields the large datasets that were left as they are, each with its reason, and how many others there are."""
     large = [one for one in left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
     for one in large:
         yield f"{words.printable(one.name)}  copied, {quantities.size(one.nbytes)}: {words.printable(one.reason)}"
@@ -339,7 +339,7 @@ def _copies(left: Sequence[Left]) -> Iterator[str]:
 
 
 def _why_nothing(left: Sequence[Left]) -> Iterator[str]:
-    """Why each dataset was left as it is, those alike in a line; and what can be done about it."""
+    """Yields why datasets were left as they are, one line per reason; and what can be done about it."""
     by_reason: dict[str, list[str]] = {}
     for one in left:
         by_reason.setdefault(one.reason, []).append(one.name)
@@ -354,7 +354,7 @@ COPIES_SHOWN = 8  # large datasets that are copied as they are, one line each
 
 
 def bound_in_words(part: Part) -> str:
-    """What a bound is: lossless; within 0.001; within 0.0173 (rel 0.0001 of the range 173); of which numbers."""
+    """Describes a bound: lossless; within 0.001; within 0.0173 (rel 0.0001 of the range 173); and of which numbers."""
     asked = part.asked
     if asked.kind == "lossless":
         return "lossless"

@@ -1,4 +1,4 @@
-"""The readers of `solar bench`, from its main process: each in its own process group, running one at a time."""
+"""Runs the readers of `solar bench` from its main process: each in a process group of its own, one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failed(Exception):
 
 
 class RefusedFile(Failed):
-    """It said so itself, in a sentence that names the file."""
+    """The reader itself refused the file, in a sentence that names it."""
 
 
 class Reader:
@@ -40,11 +40,11 @@ class Reader:
         self._child.start()
 
     def answer(self) -> Any:
-        """What it says next. Failed if that is nothing."""
+        """Returns the reader's next answer. Raises Failed if there is none."""
         return self._said([])
 
     def ask(self, **question: Any) -> Any:
-        """What it answers, now that it is its turn."""
+        """Asks the reader, whose turn it is, and returns its answer."""
         self._child.signal(signal.SIGCONT)
         return self._said([question])
 
@@ -66,17 +66,17 @@ class Reader:
         return said
 
     def rest(self) -> None:
-        """Stops it until it is asked again."""
+        """Stops the reader until it is asked again."""
         self._child.signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """Ends it, and all that it started."""
+        """Ends the reader, and everything that it started."""
         self._child.stop()
         self._errors.close()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[int]]:
-        """The most memory that its processes took within the block, in a list of one."""
+        """Yields a list with the most memory that its processes took inside the block."""
         peak, done, pid = [0], threading.Event(), self._child.pid  # it is the child's as long as it lives
 
         def look() -> None:

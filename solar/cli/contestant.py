@@ -1,7 +1,7 @@
-"""One reader of `solar bench`, a guarded child: a job as JSON, then one answer for each question.
+"""One reader of `solar bench`, in a guarded child: gets a job as JSON, then answers questions.
 
-Its first answer tells what it is and what it tried. {"check": N} is answered with digests of the first N batches,
-{"seconds": S} with how many batches came in about S seconds, and in how many.
+Its first answer says what it is and what it tried. {"check": N} is answered with digests of the first N batches,
+{"seconds": S} with how many batches arrived in about S seconds, and the exact time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIAL = 5.0  # seconds at most for each setting
 
 
 class Contestant:
-    """Batches without an end, of which those that were there before the clock began are not counted."""
+    """Endless batches, of which those that were ready before the clock began are not counted."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class Contestant:
         self._stream: Iterator[Batch] | None = None
 
     def digests(self, batches: int) -> list[str]:
-        """What names the content of the first batches of epoch 0, which all contestants read."""
+        """Returns digests of the first batches of epoch 0, which all contestants read."""
         return [batch_digest(batch) for batch in itertools.islice(self._begin(iter([0])), batches)]
 
     def timed(self, seconds: float) -> tuple[int, float]:
-        """Batches and the time they took, once as many have come as can have been ready, or half the time is over."""
+        """Returns batches and the time they took, counted once those that may have been ready before are out."""
         if self._stream is None:
             self._stream = self._begin(itertools.count(self._epoch, 2))
         begin = time.perf_counter()
@@ -66,7 +66,7 @@ class Contestant:
 
 
 def batch_digest(batch: Batch) -> str:
-    """A name for the values of a batch, their types and shapes, the same for the same."""
+    """Returns a digest of a batch's values, types and shapes."""
     found = hashlib.blake2b(digest_size=16)
     for name, values in sorted(batch.items()):  # who puts a batch together has an order of fields of its own
         columns = values.shape[1] if values.is_sparse_csr else ""
@@ -78,7 +78,7 @@ def batch_digest(batch: Batch) -> str:
 
 
 def tensor_arrays(values: Any) -> list[NDArray[Any]]:
-    """What a tensor is made of: itself, or values and where they belong of a nested one, or a sparse matrix."""
+    """Returns the arrays of a tensor: itself, or values and their places for a nested or sparse one."""
     if values.is_nested:
         parts = [values.values(), values.offsets()]
     elif values.is_sparse_csr:
@@ -106,12 +106,12 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
 
 def asked_of(job: dict[str, Any]) -> argparse.Namespace:
-    """The kind of samples that was asked for on the command line; rows where nothing was."""
+    """Returns the kind of samples that the command line asks for; rows by default."""
     return argparse.Namespace(**sample_arguments.NO_KIND | job.get("asked", {}), file=job["paths"])
 
 
 def h5py_samples_of(job: dict[str, Any]) -> Any:
-    """The samples as h5py reads them: rows by Plain, other kinds by H5pyPieces."""
+    """Returns the samples as h5py reads them: rows by H5pySamples, other kinds by H5pyPieces."""
     from solar.baseline.h5py_samples import (
         H5pySamples,
         h5py_pieces,  # in this process alone, as above
@@ -128,7 +128,7 @@ def h5py_samples_of(job: dict[str, Any]) -> Any:
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
-    """torch's loader over h5py with the settings that are the best for this file, and with solar's memory."""
+    """Returns torch's loader over h5py with the best settings for this file, and with solar's memory."""
     import solar.filters  # noqa: F401 - h5py reads what `solar compress` wrote by our plug-in
     from solar.baseline.h5py_loader import batches_from, best_of, plain_loader  # in this process alone, as above
 
@@ -150,8 +150,11 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
 
 def allowed(buffer: str | None, least: int) -> int:
-    """Bytes for the caches of PyTorch's side: what solar's buffer may have, or the part of free memory that it takes
-    by itself; never less than the batches that solar has on their way."""
+    """Returns the bytes for caches of PyTorch's side: what solar's buffer may have, or the share of free memory that it
+    takes by itself.
+
+    It is never less than the batches that solar reads ahead take.
+    """
     if buffer is None:
         return max(least, machine.free_nbytes() // FREE)
     try:
@@ -164,7 +167,7 @@ SIDES = {"solar": solar_side, "torch": torch_side}
 
 
 def main(caller: Caller, text: str) -> int:
-    """Answers until nothing more is asked; its exit code. What it cannot read is an answer, and the last one."""
+    """Answers until nothing more is asked. Returns the exit code. The last answer says why a file is unreadable."""
     try:
         answer_questions(caller, json.loads(text))
     except SolarError as error:

@@ -1,4 +1,4 @@
-"""What reading one sample at random costs, and what to do about it. Pure: from a Layout alone."""
+"""What reading one sample at random costs, and what to do about it. Pure functions of a Layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIRTUAL_IS_SLOW = "Of a virtual dataset that was 2.4 to 3.3 times as slow as tor
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one sample, read by itself."""
+    """The cost of one sample, read by itself."""
 
     samples_per_chunk: int  # that share one chunk; 1 when not chunked
     chunks_per_sample: int  # that one sample touches
@@ -32,7 +32,7 @@ class Cost:
 
 
 def commonest(layout: Layout) -> Form:
-    """How most of the files store this dataset."""
+    """Returns how most of the files store this dataset."""
     return layout.forms[int(layout.part_form[0]) if len(layout.forms) == 1 else most_common(layout.part_form.tolist())]
 
 
@@ -41,7 +41,7 @@ def most_common(numbers: list[int]) -> int:
 
 
 def cost(layout: Layout) -> Cost | None:
-    """The cost of a sample; None where it is not known."""
+    """Returns the cost of a sample; None if it is unknown."""
     known = layout.reader == "direct" or layout.storage in KNOWN_STORAGES
     if not layout.forms or not known or not layout.sample_nbytes:
         return None
@@ -59,7 +59,7 @@ def cost(layout: Layout) -> Cost | None:
 
 
 def costs_in_words(layout: Layout) -> str:
-    """One or two sentences: the cost of a sample."""
+    """Describes the cost of a sample in one or two sentences."""
     if layout.reader == "none":
         return f"Cannot be read: {layout.reason}."
     one = cost(layout)
@@ -90,7 +90,7 @@ def _direct_words(layout: Layout, one: Cost) -> str:
 
 
 def advice(layout: Layout) -> str:
-    """What to do about the cost, commands in lines of their own; empty when there is little to gain."""
+    """Returns what to do about the cost, commands in lines of their own; empty when there is little to gain."""
     if layout.storage == "virtual" and layout.reader == "h5py" and layout.nbytes >= SMALL_DATASET:
         return (
             "If its sources hold samples themselves, give the list of their files in place of this one: they are read "
@@ -113,7 +113,7 @@ def advice(layout: Layout) -> str:
 
 
 def _rewrite(layout: Layout) -> str:
-    """Commands that do it: ours for numbers of one file, and HDF5's own."""
+    """Returns commands that rewrite the file: ours for numbers of a single file, and HDF5's own."""
     chunk = "x".join(map(str, (1, *layout.sample_shape)))
     repack = f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"
     if is_compressed(layout):
@@ -125,5 +125,5 @@ def _rewrite(layout: Layout) -> str:
 
 
 def is_compressed(layout: Layout) -> bool:
-    """Whether solar compressed it."""
+    """Returns whether solar compressed it."""
     return any(one.id == FILTER for form in layout.forms for one in form.filters)

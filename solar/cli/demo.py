@@ -1,4 +1,4 @@
-"""Makes a small file, reads it shuffled, compares every batch with PyTorch's to the bit, and says how fast both were.
+"""Makes a small file, reads it shuffled, compares every batch with PyTorch's bit by bit, and says how fast both were.
 
 It takes some seconds, and leaves nothing behind.
 """
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compare_loaders(path: Path, samples: int, batch: int) -> dict[str, Any]:
-    """What was read of a file that is made for it, by both loaders."""
+    """Reads a file that it makes by both loaders. Returns the results."""
     from solar import DataLoader, H5Dataset, PlanSampler
     from solar.baseline.h5py_loader import best_of, plain_loader
     from solar.baseline.h5py_samples import H5pySamples
@@ -82,7 +82,7 @@ def compare_loaders(path: Path, samples: int, batch: int) -> dict[str, Any]:
 
 
 def count_same(ours: Any, theirs: Any) -> tuple[int, bool]:
-    """How many batches there are, and whether all are the same to the bit."""
+    """Returns how many batches there are, and whether all are the same to the bit."""
     batches = 0
     for got, expected in zip(ours, theirs, strict=True):
         for name, tensor in expected.items():
@@ -95,7 +95,7 @@ def count_same(ours: Any, theirs: Any) -> tuple[int, bool]:
 def _rate(
     loader: Any, batch: int, seconds: float = ROUND_SECONDS, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Samples a second of as many epochs as begin within so many seconds."""
+    """Returns the samples per second of as many epochs as begin within this time."""
     begin, batches = clock(), 0
     while True:
         for _ in loader:
@@ -105,7 +105,7 @@ def _rate(
 
 
 def as_text(answer: dict[str, Any]) -> str:
-    """The answer for people."""
+    """Returns the answer for people."""
     lines = [
         f"{answer['samples']:,} samples of {size(answer['sample_nbytes'])}, shuffled batches of {answer['batch']}, "
         "file in the page cache; samples a second:",

@@ -1,4 +1,4 @@
-"""Prints one number for all batches of an epoch: what is in them, to the last bit, and in which order they come."""
+"""Prints a digest of all batches of an epoch: of their bits, and of the order in which they come."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _split_batches(arguments: argparse.Namespace) -> list[str]:
-    """The fields of which torch makes batches; those that were named must be such."""
+    """Returns the fields that torch can batch. Named ones must be such."""
     from solar.cli.plan import fields_asked  # only here, as torch: `solar --help` is quick
 
     if sample_arguments.unequal(arguments):
@@ -117,14 +117,14 @@ def digest_epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[d
 
 
 class Digest:
-    """SHA-256 of the steps of an epoch: of each the fields in order, with their names, types and shapes."""
+    """The SHA-256 of an epoch's steps: for each the fields in order, with their names, types and shapes."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self.steps = self._samples = self._nbytes = 0
 
     def add(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """The next step: the batch of each rank, which has tensors, or lists of text, under the names of the fields."""
+        """Adds a step: the batch of each rank, with tensors or lists of text under the names of the fields."""
         self.steps += 1
         for name in batches[0]:
             values = _dealt_back([_apart(batch[name]) for batch in batches])
@@ -136,13 +136,13 @@ class Digest:
         self._samples += len(values)
 
     def found(self) -> dict[str, Any]:
-        """Counts, and the digest as hexadecimal digits."""
+        """Returns counts, and the digest as hexadecimal digits."""
         counts = {"steps": self.steps, "samples": self._samples, "bytes": self._nbytes}
         return counts | {"digest": self._sha.hexdigest()}
 
 
 def _apart(values: Any) -> Any:
-    """The samples of a batch, each a list of tensors, where they are of unequal length; else the batch."""
+    """Returns the samples of a batch, each a list of tensors, if they differ in length; else the batch."""
     if isinstance(values, tuple):
         rows, ends = values
         return [[rows[begin:end]] for begin, end in pairwise(ends.tolist())]
@@ -153,7 +153,7 @@ def _apart(values: Any) -> Any:
 
 
 def _in_bytes(values: Any) -> tuple[list[Any], list[bytes]]:
-    """What there is of a field of a step: in words, and in bytes."""
+    """Returns the values of a field in a step: a description, and bytes."""
     if not isinstance(values, list):
         return [str(values.dtype), *values.shape], [values.contiguous().numpy().tobytes()]
     if values and isinstance(values[0], list):
@@ -163,7 +163,7 @@ def _in_bytes(values: Any) -> tuple[list[Any], list[bytes]]:
 
 
 def _dealt_back(parts: list[Any]) -> Any:
-    """The samples of a step in the order from which they were dealt to the ranks, one to each in turn."""
+    """Returns the samples of a step in the order in which they were dealt to the ranks, one to each in turn."""
     whole = parts[0]
     if len(parts) > 1:
         count = sum(map(len, parts))

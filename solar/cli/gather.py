@@ -15,7 +15,7 @@ from solar.io.channels.world import detect
 
 @contextlib.contextmanager
 def meet_ranks(exchange: str | None = None) -> Iterator[Ranks]:
-    """The ranks that the launcher started, met in the way that `exchange` needs; alone where there is one process."""
+    """Yields the ranks that the launcher started, connected as `exchange` needs; one if there is one process."""
     ranks = _meet(exchange)
     try:
         yield ranks

@@ -1,4 +1,4 @@
-"""Shows what an HDF5 file holds, how solar will read it, and what reading it in random order will cost."""
+"""Shows what an HDF5 file contains, how solar will read it, and what reading it in random order will cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class FoundDataset:
-    """What there is to be shown."""
+    """A file's content as it is shown."""
 
     asked: str
     files: list[str]
@@ -66,7 +66,7 @@ class FoundDataset:
 
     @property
     def readable(self) -> bool:
-        """Whether anything of it can be read; what holds nothing is no failure."""
+        """Whether any of it can be read. An empty file is no failure."""
         layouts = self.survey.layouts.values()
         nothing_wrong = not layouts and not self.survey.problems and not self.kinds
         return nothing_wrong or any(layout.reader != "none" for layout in layouts)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _survey_file(files: list[str]) -> tuple[Survey, list[FileKind]]:
-    """What the files hold together, and which kinds of them there are, if that is not one."""
+    """Returns what the files contain together, and the kinds of files if there are several."""
     try:
         seen = survey(files)
     except LayoutError:
@@ -107,7 +107,7 @@ def _survey_file(files: list[str]) -> tuple[Survey, list[FileKind]]:
 
 
 def as_json(found: FoundDataset) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     links = found.survey.aliases.items()
     return {
         "version": 1,
@@ -152,12 +152,12 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
 
 
 def files_nbytes(files: Iterable[str]) -> int:
-    """What these files, some of which may lie elsewhere, have together."""
+    """Returns the total size of these files, local or remote."""
     return sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
 
 
 def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     files, layouts = found.files, found.survey.layouts
     nbytes = files_nbytes(files)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
@@ -192,7 +192,7 @@ def _show(file: str, seen: Survey, in_detail: bool, everything: bool, paint: Pai
 
 
 def differing_files(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str]:
-    """What differs, once; then the files by kind, with what the first of each holds."""
+    """Yields how files differ, once; then the files by kind, with the content of the first of each."""
     apart = [one for one in found.survey.layouts.values() if one.reader == "none"]
     if apart:
         more = f" ({quantities.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
@@ -224,7 +224,7 @@ def differing_files(found: FoundDataset, everything: bool, paint: Paint) -> Iter
 
 
 def _in_python(found: FoundDataset, layouts: dict[str, Layout], everything: bool, paint: Paint) -> Iterator[str]:
-    """What to type next, in Python, and on the command line where there is much to gain."""
+    """Yields what to type next, in Python, and on the command line if much can be gained."""
     rows = _rows_in_python(found, layouts)
     if lines := ([rows] if rows else []) + [one.python for one in found.shapes if one.python]:
         yield ""
@@ -236,14 +236,14 @@ def _in_python(found: FoundDataset, layouts: dict[str, Layout], everything: bool
 
 
 def row_fields(found: FoundDataset, layouts: dict[str, Layout]) -> dict[str, Layout]:
-    """The fields of a sample that is a row, by the names of their datasets."""
+    """Returns the fields of a sample that is a row, by the names of their datasets."""
     taken = {name for one in found.shapes for name in one.parts}
     left = fields_of({name: one for name, one in layouts.items() if name not in taken})
     return {name: one for name, one in left.items() if words.is_number(one.dtype)}
 
 
 def _rows_in_python(found: FoundDataset, layouts: dict[str, Layout]) -> str:
-    """The line of Python that reads rows, with the full names; empty where there are none."""
+    """Returns the line of Python that reads rows, with the full names; empty if there are none."""
     named = row_fields(found, layouts)
     if not named:
         return ""
@@ -264,7 +264,7 @@ def compression_advice(asked: str, named: dict[str, Layout], paint: Paint) -> It
 
 
 def shape_lines(shapes: list[Shape], everything: bool, paint: Paint) -> Iterator[str]:
-    """What else there seems to be, and the line of Python that reads it."""
+    """Yields what other kinds of samples there seem to be, and the line of Python that reads them."""
     shown = shapes if everything else shapes[:SHAPES]
     if shown:
         yield ""

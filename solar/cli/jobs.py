@@ -1,4 +1,4 @@
-"""Several trainings over one data set on a node: each alone, or all with one memory and one sweep; and what gains."""
+"""Compares ways to run several trainings over one data set on a node: each alone, or all with one memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_jobs(text: str) -> int:
-    """A number of jobs."""
+    """Returns a number of jobs."""
     found = argument_types.count_argument(text)
     if found > MOST_JOBS:
         raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {MOST_JOBS:,}")
@@ -46,7 +46,7 @@ def parse_jobs(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A part of an epoch: 0.05, 5%."""
+    """Returns a share of an epoch: 0.05, 5%."""
     try:
         found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -57,7 +57,7 @@ def share(text: str) -> float:
 
 
 def side_by_side(arguments: argparse.Namespace, cases: list[PlannedData]) -> list[PlannedData]:
-    """The cases as questions about so many jobs; PlanError where these cannot be."""
+    """Returns the cases as questions about several jobs. Raises PlanError if they cannot be combined."""
     asked = {"--common-order": arguments.common_order, "--study": arguments.study is not None}
     given = [flag for flag, is_given in asked.items() if is_given]
     if arguments.jobs is None:
@@ -76,7 +76,7 @@ def side_by_side(arguments: argparse.Namespace, cases: list[PlannedData]) -> lis
 
 
 def compare_jobs(cases: Sequence[PlannedData], job: Job) -> Answer:
-    """What an epoch of all jobs costs: each alone with its part of the memory, over one page cache, and together."""
+    """Returns the cost of an epoch of all jobs: with the memory divided, with one page cache, and together."""
     jobs, begin = cases[0].jobs, time.perf_counter()
     alone = plan_alone(job, jobs)
     seconds = time.perf_counter() - begin
@@ -100,7 +100,7 @@ def compare_jobs(cases: Sequence[PlannedData], job: Job) -> Answer:
 
 
 def plan_alone(job: Job, jobs: int) -> NodePlan:
-    """The plan of one of so many with its part of the memory."""
+    """Returns the plan of one of several jobs with its part of the memory."""
     try:
         return plan_of(replace(job, beside=(), memory=job.memory // jobs))
     except BufferTooSmall as error:
@@ -113,12 +113,12 @@ def plan_alone(job: Job, jobs: int) -> NodePlan:
 
 
 def of_all(outcome: Outcome, jobs: int) -> Outcome:
-    """What so many of them cost."""
+    """Returns the cost of this many jobs."""
     return Outcome(**{part.name: jobs * getattr(outcome, part.name) for part in fields(Outcome)})
 
 
 def _page_cache(cases: Sequence[PlannedData]) -> tuple[Outcome, bool]:
-    """What it costs to read sample by sample over one page cache, field by field; whether on a smaller copy."""
+    """Returns the cost of reading sample by sample over one page cache, and whether a smaller copy stood for it."""
     found = [cached_lately(case, as_stored=True) for case in cases]
     summed = summed_up([one for one, _ in found])
     scan = sum(case.scan_seconds for case in cases)
@@ -126,12 +126,12 @@ def _page_cache(cases: Sequence[PlannedData]) -> tuple[Outcome, bool]:
 
 
 def _each_use(case: PlannedData) -> int:
-    """The samples that are decoded where each use decodes the chunk that it is in."""
+    """Returns how many samples are decoded if each use decodes its chunk."""
     return case.units.per_unit * sum(one.uses for one in case.orders) if case.units.encoded else 0
 
 
 def decoded_samples(plan: NodePlan) -> float:
-    """The samples that come out of chunks in one of the later epochs."""
+    """Returns how many samples are decoded in one of the later epochs."""
     listed = [plan.epochs[epoch] for epoch in plan.later]
     every = (counts.decoded for epoch in listed for counts, of in zip(epoch, plan.units, strict=True) if of.encoded)
     return sum(every) / len(listed)
@@ -141,7 +141,7 @@ def decoded_samples(plan: NodePlan) -> float:
 
 
 def as_json(cases: Sequence[PlannedData], answered: Answer) -> dict[str, Any]:
-    """What the answer of --json has of jobs."""
+    """Returns what the answer of --json says about jobs."""
     one = cases[0]
     each = {name: of_each(outcome, one.jobs) for name, outcome in answered.outcomes.items()}
     limits = {name: limit(outcome, one) for name, outcome in answered.outcomes.items()}
@@ -154,14 +154,14 @@ def as_json(cases: Sequence[PlannedData], answered: Answer) -> dict[str, Any]:
 
 
 def of_each(outcome: Outcome, jobs: int) -> dict[str, float]:
-    """One job's part of what all cost."""
+    """Returns one job's part of the cost of all."""
     return {name: getattr(outcome, name) / jobs for name in ("requests", "bytes", "scans", "seconds")}
 
 
 def as_text(
     cases: list[PlannedData], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
 ) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     one = cases[0]
     yield from planned.opening(cases, memory, answered, source, cached, refused)
     yield _orders_in_words(one)
@@ -198,7 +198,7 @@ def _orders_in_words(one: PlannedData) -> str:
 
 
 def limit(outcome: Outcome, one: PlannedData) -> str:
-    """What takes the time: "decoding", "bytes" or "requests"; "" where nothing is read."""
+    """Returns what takes the time: "decoding", "bytes" or "requests"; "" if nothing is read."""
     reading = one.storage.seconds(outcome.requests, outcome.bytes)
     if outcome.seconds > 2 * reading:
         return "decoding"
@@ -207,7 +207,7 @@ def limit(outcome: Outcome, one: PlannedData) -> str:
 
 
 def sharing_gains(cases: Sequence[PlannedData], answered: Answer) -> Iterator[str]:
-    """What sharing gains, and where it is little, why."""
+    """Yields what sharing gains, and why if it is little."""
     one, alone, ours = cases[0], answered.outcomes["alone"], answered.outcomes["solar"]
     if answered.decoded["alone"]:
         total, apart = round(answered.decoded["solar"]), round(answered.decoded["alone"])

@@ -40,7 +40,7 @@ class WindowOrSteps(argparse.Action):
 
 
 def parse_amount(text: str) -> int | float | str:
-    """A number of samples (4096), a share of the data (5%, 0.05), or bytes (32MiB); what it is, the order says."""
+    """Returns a number of samples (4096), a share of the data (5%, 0.05), or bytes (32MiB), as the order takes it."""
     plain = text.replace("_", "").replace(",", "").strip()
     try:
         if plain.endswith("%"):
@@ -51,7 +51,7 @@ def parse_amount(text: str) -> int | float | str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, advising: bool = False) -> None:
-    """--order, --block and, to advise, --spread; --window is among the kinds of samples: fields may have one, too."""
+    """Adds --order, --block and, to advise, --spread. --window is added with the kinds of samples."""
     add = parser.add_argument_group('the order "mixed" of solar.PlanSampler, with its --window').add_argument
     add("--order", choices=["mixed"], help="blocks of neighbours are shuffled, then the samples of each window")
     add(
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, advising: bool = False) ->
 
 
 def check_order_options(arguments: argparse.Namespace, *others: str) -> None:
-    """PlanError for a size without --order, and for another order beside it."""
+    """Raises PlanError for a size without --order, or with another order."""
     if arguments.order is None:
         for name, given in (("--block", arguments.block), ("--window", arguments.order_window)):
             if given is not None:
@@ -78,7 +78,7 @@ def check_order_options(arguments: argparse.Namespace, *others: str) -> None:
 
 
 def sampler_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What PlanSampler is told of the order."""
+    """Returns the arguments of PlanSampler for the order."""
     check_order_options(arguments)
     if arguments.order is None:
         return {}
@@ -98,7 +98,7 @@ def _block(arguments: argparse.Namespace) -> int | float | str:
 
 
 def order_maker(arguments: argparse.Namespace, cases: Sequence[PlannedData]) -> Any:
-    """What makes the order with a window, of the samples that `solar plan` was asked about."""
+    """Returns what makes the order with a window for the samples of `solar plan`."""
     study = arguments.seed if arguments.study is not None else None
     if study is not None and arguments.study != STRETCH:
         raise PlanError(
@@ -139,7 +139,7 @@ def order_maker(arguments: argparse.Namespace, cases: Sequence[PlannedData]) -> 
 
 @dataclass(frozen=True)
 class TriedWindow:
-    """An order beside the exact shuffle: what an epoch of it costs, and how random it is."""
+    """An order that is compared with the exact shuffle: what an epoch of it costs, and how random it is."""
 
     window: int | None  # samples; None: the exact shuffle
     outcome: Outcome
@@ -159,7 +159,7 @@ class WindowTable:
 
     @property
     def advised(self) -> TriedWindow | None:
-        """The cheapest that keeps the share; None if none does."""
+        """The cheapest order that is random enough; None if none is."""
         wanted = self.keep * self.exact.spread.regions
         keeping = [one for one in self.tried if one.spread.regions >= wanted]
         return min(keeping, key=lambda one: (one.outcome.seconds, -(one.window or 0)), default=None)
@@ -174,7 +174,7 @@ class WindowTable:
 def compare_windows(
     cases: Sequence[PlannedData], job: Job, make: Any, asked: int | float | str | None, keep: float
 ) -> WindowTable:
-    """What windows of several sizes would cost; the one that was asked for is among them."""
+    """Returns the cost of windows of several sizes, including the one that was asked for."""
     (exact, plan), one = _try_order(cases, job, None), cases[0]
     whole = sum(case.units.samples * case.units.sample_nbytes for case in cases)
     room = 0 if plan.budget is None else plan.budget.parts * job.nodes
@@ -196,7 +196,7 @@ def compare_windows(
 
 
 def _try_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[TriedWindow, NodePlan]:
-    """What an order costs and how random it is, and the plan of the first node; None: an exact shuffle."""
+    """Returns the cost of an order, how random it is, and the plan of the first node; None: an exact shuffle."""
     outcome, plan = outcome_by_order(cases, job, by)
     order = replace(cases[0], by=by).order
     step = job.batch * job.world.ranks
@@ -205,7 +205,7 @@ def _try_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) ->
 
 
 def windows_as_json(found: WindowTable) -> dict[str, Any]:
-    """What the answer of --json has of windows."""
+    """Returns what the answer of --json says about windows."""
     rows = [
         {"window": one.window, **asdict(one.outcome), **one.spread._asdict()} for one in (found.exact, *found.tried)
     ]
@@ -216,7 +216,7 @@ def windows_as_json(found: WindowTable) -> dict[str, Any]:
 
 
 def windows_as_text(cases: Sequence[PlannedData], found: WindowTable, asked: int | None) -> Iterator[str]:
-    """The table of windows, and which to take."""
+    """Yields the table of windows, and which one to choose."""
     one, exact = cases[0], found.exact
     each = sum(case.units.samples * case.units.sample_nbytes for case in cases) / one.samples
     chunks = f", {quantities.count(found.block // found.chunk, 'chunk')} of {found.chunk:,}" if found.chunk > 1 else ""
@@ -252,7 +252,7 @@ def _row(one: TriedWindow, name: str) -> tuple[str, ...]:
 
 
 def advice(found: WindowTable, exact: TriedWindow) -> str:
-    """Which window to take, or why none."""
+    """Returns which window to choose, or why none."""
     if not found.gains:
         return (
             "Nothing is gained by a mixed order here: the exact shuffle reads about as fast. Leave out --order, and "

@@ -202,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _in_mixed_order(
     arguments: argparse.Namespace, cases: list[PlannedData], job: Job
 ) -> tuple[list[PlannedData], mixed.WindowTable | None]:
-    """The cases in the order that was asked for, or is advised; and other windows beside it, of one training."""
+    """Returns the cases in the order that was asked for or is advised, and other windows to compare with."""
     make, window = mixed.order_maker(arguments, cases), arguments.order_window
     table = None
     try:
@@ -220,7 +220,7 @@ def _in_mixed_order(
 
 
 def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[PlannedData]]:
-    """The datasets of the FILE, if there is one, and one case for each."""
+    """Returns the datasets of the FILE, if there is one, and a case for each."""
     plain = arguments.file is not None and not sample_arguments.unequal(arguments)
     found, extents, chosen = sample_arguments.held(arguments, fields_asked(arguments) if plain else {})
     cases = _cases(arguments, storage, found, extents)
@@ -228,7 +228,7 @@ def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layo
 
 
 def _memory_to_give(cases: list[PlannedData], job: Job, together: int | None, refused: str) -> str:
-    """What to say where nobody said how much: a quarter of the data, and what the batches take where that is more."""
+    """Returns a quarter of the data, or what the batches take if that is more, and a line that says so."""
     total, least = sum(case.units.total_nbytes for case in cases), 0
     if not refused:
         try:
@@ -262,7 +262,7 @@ def _answer(cases: list[PlannedData], job: Job, together: int | None) -> Answer:
 
 
 def storage_of_arguments(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, str]:
-    """The storage of what is there, and where its numbers come from."""
+    """Returns the storage of the data, and where its numbers come from."""
     given = {name: getattr(arguments, name) for name in ("latency", "bandwidth", "iops", "decode")}
     given = {name: value for name, value in given.items() if value is not None}
     base, source = ASSUMED, "assumed: measure yours with `solar probe`"
@@ -278,12 +278,12 @@ def storage_of_arguments(arguments: argparse.Namespace, path: str | None) -> tup
 
 
 def stored_storage(path: str) -> tuple[Storage, str]:
-    """The storage of a data set as the loader takes it, and where its numbers come from."""
+    """Returns the storage of a data set as the loader sees it, and where its numbers come from."""
     return profile.stored_or_guessed(files_of(path)[0])
 
 
 def page_cache_note(path: str | None, cases: list[PlannedData]) -> str:
-    """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
+    """Returns a note if this machine's page cache has room for everything that would be read; else nothing."""
     if path is None or is_url(path) or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
         return ""
     decoding = any(case.units.encoded for case in cases)
@@ -295,7 +295,7 @@ def page_cache_note(path: str | None, cases: list[PlannedData]) -> str:
 
 
 def fits_page_cache(nbytes: float) -> bool:
-    """Whether this machine's page cache has room for so much of files."""
+    """Returns whether this machine's page cache has room for this much."""
     return nbytes <= ROOM * machine.page_cache_nbytes()
 
 
@@ -305,7 +305,7 @@ def _cases(
     layouts: Mapping[str, Layout],
     extents: Mapping[str, HeldMap | None],
 ) -> Iterator[PlannedData]:
-    """One for each field of the samples; others divide the memory among them by their bytes."""
+    """Returns a case for each field of the samples. Fields divide the memory by their bytes."""
     world = _world(arguments)
     cut = next((one for one in extents.values() if one is not None and one.in_blocks), None)
     if arguments.weights and (cut is not None or arguments.where):
@@ -330,7 +330,7 @@ def _cases(
 
 
 def _try(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
-    """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
+    """Returns the cases with how a buffer may hold their rows packed. It reads a few rows, as the loader does."""
     rows = not any(case.piece.in_blocks for case in cases)
     if not layouts or not memory or not rows:  # blocks are cut where they lie
         return cases
@@ -345,7 +345,7 @@ def _try(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[P
 
 
 def mixed_data(arguments: argparse.Namespace) -> tuple[list[Layout], list[PlannedData]]:
-    """The datasets of all sources of a mixture, and one case for each."""
+    """Returns the datasets of all sources of a mixture, and a case for each."""
     others = arguments.weights, arguments.samples, arguments.sample_bytes
     if any(others) or not sample_arguments.of_rows_alone(arguments):
         raise PlanError(
@@ -377,7 +377,7 @@ def _world(arguments: argparse.Namespace) -> World:
 
 
 def sample_weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:
-    """By what samples are drawn; None: they are shuffled."""
+    """Returns the weights by which samples are drawn; None: they are shuffled."""
     name = arguments.weights
     if name is None:
         return None
@@ -404,7 +404,7 @@ def units_of_arguments(arguments: argparse.Namespace) -> Units:
 
 
 def field_names(arguments: argparse.Namespace) -> list[str]:
-    """The fields of a sample, by the names of their datasets."""
+    """Returns the fields of a sample, by the names of their datasets."""
     return (
         sample_arguments.named_datasets(arguments)
         if sample_arguments.unequal(arguments)
@@ -413,7 +413,7 @@ def field_names(arguments: argparse.Namespace) -> list[str]:
 
 
 def fields_asked(arguments: argparse.Namespace) -> dict[str, Layout]:
-    """The fields of a sample that is no ragged one: those of the FILE, and those of other files."""
+    """Returns the fields of a sample that is not ragged: those of the FILE, and those of other files."""
     alike = not sample_arguments.elsewhere(arguments)
     return sample_layouts(
         arguments.file, sample_arguments.named_datasets(arguments), alike=alike
@@ -421,9 +421,9 @@ def fields_asked(arguments: argparse.Namespace) -> dict[str, Layout]:
 
 
 def sample_layouts(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:
-    """The fields of a sample: those named, or all that have as many samples as the largest dataset.
+    """Returns the fields of a sample: those named, or all that have as many samples as the largest dataset.
 
-    Those that are named are as long, or (not `alike`) of any shapes.
+    Named ones must be equally long, or (not `alike`) may have any shape.
     """
     files = files_of(path)
     if names:
@@ -446,7 +446,7 @@ def sample_layouts(path: str, names: list[str], *, alike: bool = True) -> dict[s
 
 
 def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Those that have as many samples as the largest, each once; none where none can be read."""
+    """Returns the datasets with as many samples as the largest, once each; none if none can be read."""
     usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
     usable = once_each(usable)
     samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0

@@ -1,4 +1,4 @@
-"""What `solar plan` says: its JSON, and its table for people. Pure."""
+"""The output of `solar plan`: JSON, and a table for people. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solar.values import Outcome, Storage
 def as_json(
     cases: list[PlannedData], answered: Answer, source: str, compute: float = 0.0, cached: str = ""
 ) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     one, storage = cases[0], cases[0].storage
     numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
     rates = [one.storage.decode for one in cases if not math.isinf(one.storage.decode)]
@@ -52,7 +52,7 @@ def as_json(
 
 
 def _divide(answered: Answer) -> dict[str, int] | None:
-    """How the loader divides a node's memory."""
+    """Returns how the loader divides a node's memory."""
     plan = answered.plan
     if plan is None or plan.budget is None:
         return None
@@ -63,13 +63,13 @@ def _divide(answered: Answer) -> dict[str, int] | None:
 
 
 def packed_line(answered: Answer) -> str:
-    """That the loader's buffer holds samples encoded, and how much smaller; empty if it does not."""
+    """Says that the loader's buffer holds samples encoded, and how much smaller; empty if it does not."""
     plan = answered.plan
     return packed_ratio(plan.windows[-1].plans) if plan is not None and plan.windows else ""
 
 
 def storage_load(answered: Answer, compute: float) -> dict[str, float]:
-    """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
+    """Returns what our epoch asks of the storage per second, if each step computes this long while reading goes on."""
     ours = answered.outcomes["solar"]
     seconds = max(ours.seconds, compute * answered.travel.steps)
     per_second = 1 / seconds if seconds else 0.0
@@ -79,7 +79,7 @@ def storage_load(answered: Answer, compute: float) -> dict[str, float]:
 def as_text(
     cases: list[PlannedData], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
 ) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     yield from opening(cases, memory, answered, source, cached, refused)
     yield ""
     head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
@@ -91,7 +91,7 @@ def as_text(
 def opening(
     cases: list[PlannedData], memory: int, answered: Answer, source: str, cached: str, refused: str
 ) -> Iterator[str]:
-    """What was asked, and how the memory is divided."""
+    """Yields the question, and how the memory is divided."""
     yield from describe_request(cases, memory, source)
     if refused:
         yield f"solar's loader has no buffer here: {refused}"
@@ -109,7 +109,7 @@ def opening(
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows in columns, of which the first begins at the left."""
+    """Returns rows as a table whose first column is aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for label, *facts in rows:
         columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
@@ -119,7 +119,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def closing(
     cases: list[PlannedData], answered: Answer, source: str, compute: float, cached: str, names: Mapping[str, str]
 ) -> Iterator[str]:
-    """For what the figures are, and ours beside the others, which have these names."""
+    """Yields what the figures refer to, and how ours compare with the others, which have these names."""
     yield from rank_loads(cases[0], answered, compute)
     yield from figures_epochs(cases[0], answered)
     yield "A scan is the time of reading all of it once, in order."
@@ -132,7 +132,7 @@ def closing(
 
 
 def figures_epochs(one: PlannedData, answered: Answer) -> Iterator[str]:
-    """For which epochs the figures are."""
+    """Returns the epochs that the figures refer to."""
     first, plan = answered.first_epoch, answered.plan
     if first is None or plan is None:
         return
@@ -149,7 +149,7 @@ def figures_epochs(one: PlannedData, answered: Answer) -> Iterator[str]:
 
 
 def from_afar(cases: list[PlannedData], answered: Answer, stage: int | None) -> dict[str, float] | None:
-    """The bytes that all nodes read from afar, where a stage on each keeps so many: all they read, once."""
+    """Returns the bytes that all nodes fetch if a stage on each keeps this many: everything that they read, once."""
     if stage is None:
         return None
     ours, epochs = answered.outcomes["solar"], cases[0].epochs
@@ -161,14 +161,14 @@ def from_afar(cases: list[PlannedData], answered: Answer, stage: int | None) -> 
 
 
 def afar_in_words(afar: dict[str, float], epochs: int) -> str:
-    """The same for people."""
+    """Returns that for people."""
     first, later, every = (quantities.size(afar[name]) for name in ("first_epoch", "later_epochs", "all"))
     stage = f"With a stage of {quantities.size(afar['nbytes'])} on each node's disk"
     return f"{stage}, the first epoch reads {first} from afar, each later one {later}: {every} in {epochs} epochs."
 
 
 def rank_loads(one: PlannedData, answered: Answer, compute: float) -> Iterator[str]:
-    """What our epoch asks of the network and of the storage."""
+    """Yields what our epoch asks of the network and of the storage."""
     travel, load = answered.travel, storage_load(answered, compute)
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
     if nodes > 1:
@@ -187,7 +187,7 @@ def rank_loads(one: PlannedData, answered: Answer, compute: float) -> Iterator[s
 
 
 def describe_request(cases: list[PlannedData], memory: int, source: str) -> Iterator[str]:
-    """What was asked, in words."""
+    """Yields a description of the question."""
     storage = cases[0].storage
     yield subject(cases)
     yield describe_machine(cases, memory)
@@ -198,7 +198,7 @@ def describe_request(cases: list[PlannedData], memory: int, source: str) -> Iter
 
 
 def subject(cases: list[PlannedData]) -> str:
-    """The data set: its samples, fields and bytes."""
+    """Returns the data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
     each = sum(case.sample_nbytes for case in cases if case.first == one.first)
@@ -218,7 +218,7 @@ def subject(cases: list[PlannedData]) -> str:
 
 
 def describe_machine(cases: list[PlannedData], memory: int) -> str:
-    """The ranks, and how much of the data set their memory holds."""
+    """Returns the ranks, and how much of the data set their memory holds."""
     one = cases[0]
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
     who = quantities.count(one.world.ranks, "rank") if one.jobs == 1 else quantities.count(one.jobs, "job")
@@ -238,7 +238,7 @@ def _share_of(room: int, nbytes: int) -> str:
 
 
 def describe_storage(storage: Storage, source: str) -> str:
-    """For what storage times are modelled, and whether anybody measured it."""
+    """Describes the storage that times are modelled for, and whether anybody measured it."""
     how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
     kind = next(said for origin, said in how.items() if origin in source)
     rates = f"{quantities.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
@@ -246,7 +246,7 @@ def describe_storage(storage: Storage, source: str) -> str:
 
 
 def describe_decoding(cases: list[PlannedData]) -> Iterator[str]:
-    """What decoding costs, and by whose word."""
+    """Yields the cost of decoding, and its source."""
     encoded = [case for case in cases if case.units.encoded]
     if not encoded:
         return
@@ -279,7 +279,7 @@ def policy_row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]
 
 
 def _in_short(answered: Answer, names: Mapping[str, str]) -> str:
-    """Ours beside the others."""
+    """Yields how ours compares with the others."""
     ours = answered.outcomes.get("solar")
     if ours is None or not ours.seconds:
         return ""

@@ -1,4 +1,4 @@
-"""Draws a plan: an HTML page with a drawing, or a picture by matplotlib."""
+"""Draws a plan as an HTML page, or as a picture by matplotlib."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Over the epochs: places are shares of the data set, in memory are bytes while each step is at work."""
+    """The course of a plan: places as shares of the data set, and the bytes in memory at each step."""
 
     read_at: Floats
     place: Floats
@@ -43,7 +43,7 @@ class Trace:
 
 
 def trace(plan: Plan) -> Trace | None:
-    """What a plan does in its first epochs; None where no head moves."""
+    """Returns the course of a plan in its first epochs; None if no head moves."""
     if plan.policy.direct:
         return None
     epochs = plan.epochs[:EPOCHS_TRACED]
@@ -67,14 +67,14 @@ def trace(plan: Plan) -> Trace | None:
 
 
 def _last(script: Script) -> NDArray[np.uint8]:
-    """Whether each use is the last of what it uses."""
+    """Returns whether each use is the last one of its item."""
     if not isinstance(script.rows, Listing):
         return script.last
     return np.unpackbits(script.last, count=len(script.rows), bitorder="little")
 
 
 def unit_weights(plan: Plan, unit: Ints) -> Floats:
-    """What each takes in memory: a sample of the unit, or all of it."""
+    """Returns the memory that each item takes: a sample of the unit, or all of it."""
     units = plan.region.units
     if plan.kept == "rows":
         return np.full(len(unit), float(units.sample_nbytes))
@@ -82,12 +82,12 @@ def unit_weights(plan: Plan, unit: Ints) -> Floats:
 
 
 def _per_step(weights: Floats, ends: Ints) -> Floats:
-    """The sum of each step's weights."""
+    """Returns the sum of each step's weights."""
     return np.diff(np.concatenate(([0.0], np.cumsum(weights)))[ends])
 
 
 def _issued_at(ends: Ints) -> Floats:
-    """The step at which each load is issued."""
+    """Returns the step at which each load is issued."""
     return np.repeat(np.arange(1.0, len(ends)), np.diff(ends))
 
 
@@ -104,7 +104,7 @@ Say = Callable[[float], str]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A panel of our values over the epochs, from 0 to `level` at least, which they must not pass."""
+    """A panel with the course of a value over the epochs, from 0 to at least `level`, a limit."""
 
     title: str
     x: Floats
@@ -117,7 +117,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Bars:
-    """A panel of a bar for each policy."""
+    """A panel with a bar for each policy."""
 
     title: str
     values: dict[str, float]
@@ -128,7 +128,7 @@ Panel = Curve | Bars
 
 
 def check_picture(path: str) -> None:
-    """PlanError unless a picture of this name can be drawn here: asked before the work, not after it."""
+    """Raises PlanError unless such a picture can be drawn here; called before the work begins."""
     kind = Path(path).suffix.lower()
     if kind not in (".html", *PICTURES):
         raise PlanError(f"--plot {path}: a picture is .html, or with matplotlib {', '.join(PICTURES)}")
@@ -139,7 +139,7 @@ def check_picture(path: str) -> None:
 
 
 def draw_panels(path: str, said: Sequence[str], shown: list[Panel]) -> None:
-    """Draws the panels into a file, below these lines: what was asked, and for what storage it is modelled."""
+    """Draws the panels into a file, below lines that say what was asked, and for what storage it is modelled."""
     kind = Path(path).suffix.lower()
     try:
         with ended_in_order(), atomic_file.write_file(Path(path), mode=0o666) as file:
@@ -152,7 +152,7 @@ def draw_panels(path: str, said: Sequence[str], shown: list[Panel]) -> None:
 
 
 def panels(cases: Sequence[PlannedData], answered: Answer) -> tuple[list[Panel], str]:
-    """What is shown, in order: what all fields cost together, and our plan of the largest; and which that is."""
+    """Returns the panels (the cost of all fields together, our plan of the largest), and which field that is."""
     outcomes = answered.outcomes.items()
     shown: list[Panel] = [
         Bars("time per epoch", {name: one.seconds for name, one in outcomes}, quantities.duration),
@@ -187,7 +187,7 @@ svg { max-width: 100%; height: auto } text { font-size: 12px; fill: #444 } .titl
 
 
 def page_of_panels(said: Sequence[str], shown: list[Panel]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     rows = -(-len(shown) // 2)
     size = f"0 0 {2 * WIDTH} {rows * HEIGHT}"
     parts = [
@@ -260,7 +260,7 @@ def _marks(panel: Curve) -> list[float]:
 
 
 def thin_curve(panel: Curve) -> tuple[Floats, Floats]:
-    """A curve's points, or of very many the least and the most in each stretch: what is drawn hides no peak."""
+    """Returns a curve's points, or of very many the minimum and maximum of each stretch, so that no peak is hidden."""
     if panel.dots:
         once = np.unique(np.stack([panel.x, panel.y]), axis=1)  # the samples of a chunk lie in one place
         return once[0], once[1]

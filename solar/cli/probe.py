@@ -1,4 +1,4 @@
-"""Measures the storage that a folder or file lies on: latency, bandwidth, requests a second, and keeps it for later."""
+"""Measures the storage of a folder or file: latency, bandwidth, requests per second. Keeps the result for later."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _not_stored(made: profile.Profile, apart: str) -> str:
 
 
 def as_json(made: profile.Profile, where: str | None, apart: str) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     storage = made.storage
     return {
         "version": 1,
@@ -92,7 +92,7 @@ def as_json(made: profile.Profile, where: str | None, apart: str) -> dict[str, A
 
 
 def as_text(made: profile.Profile, where: str | None, apart: str) -> Iterator[str]:
-    """The lines for people, after those of the measuring."""
+    """Yields the lines for people, after those of the measuring."""
     storage = made.storage
     yield ""
     yield f"latency    {quantities.duration(storage.latency)}, one small request alone"

@@ -23,7 +23,7 @@ Become = Callable[[Phase], None]
 
 @contextlib.contextmanager
 def doing(quiet: bool = False) -> Iterator[Become]:
-    """Shows on stderr the Phase that it was given last; `quiet` shows nothing."""
+    """Yields a function that shows a Phase on stderr; `quiet` shows nothing."""
     if quiet:
         yield lambda phase: None
         return
@@ -32,7 +32,7 @@ def doing(quiet: bool = False) -> Iterator[Become]:
 
 
 def counted(become: Become, what: str, unit: str) -> Callable[[int, int], None]:
-    """Takes how many are done, and of how many, and shows that as one Phase."""
+    """Returns a function that shows a count out of a total as one Phase."""
     last: list[int] = []
 
     def count(done: int, of: int) -> None:
@@ -45,13 +45,13 @@ def counted(become: Become, what: str, unit: str) -> Callable[[int, int], None]:
 
 @contextlib.contextmanager
 def shown(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Takes Progress, and shows it as `doing` does."""
+    """Yields a function that shows Progress as `doing` does."""
     with doing(quiet) as become:
         yield progress_by(become)
 
 
 def progress_by(become: Become) -> Callable[[Progress], None]:
-    """Takes Progress, and makes a Phase of each new kind of it."""
+    """Returns a function that takes Progress, and makes a Phase of each new kind of it."""
     newest: list[Progress] = []  # of the kind that is shown
 
     def show(progress: Progress) -> None:
@@ -79,7 +79,7 @@ def _phase(newest: list[Progress]) -> Phase:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Has SIGTERM and a lost terminal end the program as Ctrl-C does, so that it can say how to go on."""
+    """Makes SIGTERM and a lost terminal end the program as Ctrl-C does, so that it can say how to continue."""
 
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -97,7 +97,7 @@ def ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def nearby(given: str, quiet: bool, beside: str | None = None) -> Iterator[str]:
-    """The path of what is given, or of a copy of it: beside a file that is written, or among temporary ones."""
+    """Yields a path, or the path of a local copy, which lies beside a file that is written or among temporary ones."""
     if not is_url(given):
         yield given
         return

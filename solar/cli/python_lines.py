@@ -19,7 +19,7 @@ IMPORTS = {
 
 
 class Shape(NamedTuple):
-    """What was seen."""
+    """A kind of samples that the file seems to have."""
 
     kind: str  # "groups" "csr" "ragged" "windows" "crops" "keys" "missing" "files" "steps" "table"
     parts: list[str]  # datasets that are no fields by themselves, for they tell of others
@@ -34,34 +34,34 @@ def call(asked: str, fields: Mapping[str, str], more: str = "", most: int = FIEL
 
 
 def dataset_call(asked: str, fields: Mapping[str, str], more: str = "") -> str:
-    """The line that makes a data set of these fields."""
+    """Returns the line that makes a data set of these fields."""
     named = ", ".join(f"{quoted(key)}: {text}" for key, text in fields.items())
     return f"H5Dataset({quoted(asked)}, {{{named}}}{f', {more}' if more else ''})"
 
 
 def keys_of(names: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """The last part of each name, where that is its own; else all of it."""
+    """Returns the last part of each name if it is unique; else the whole name."""
     times = Counter(map(last_of, names))
     return [name.strip("/") if times[last_of(name)] > 1 else last_of(name) for name in names]
 
 
 def field_line(name: str, layout: Layout) -> str:
-    """A field as it is given to H5Dataset."""
+    """Returns a field as an argument of H5Dataset."""
     return f"Field({quoted(name)}, cf=True)" if packing_text(layout) else quoted(name)
 
 
 def quoted(value: str) -> str:
-    """As Python writes it."""
+    """Returns a value as Python writes it."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def last_of(name: str) -> str:
-    """The last part of a name."""
+    """Returns the last part of a name."""
     return name.rpartition("/")[2]
 
 
 def rows_of(layout: Layout) -> int:
-    """How many rows it has in the first file."""
+    """Returns how many rows it has in the first file."""
     return int(layout.first_of_files[1]) if len(layout.first_of_files) > 1 else layout.samples
 
 
@@ -73,7 +73,7 @@ def imports_of(lines: Iterable[str]) -> str:
 
 
 def once_each(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Each dataset once: by the name that is its own, or else by the first link to it."""
+    """Returns each dataset once: by its own name, or else by the first link to it."""
     first: dict[object, str] = {}
     for name, one in sorted(layouts.items(), key=lambda item: bool(item[1].names)):
         first.setdefault((one.paths, one.names or (one.name,) * len(one.paths)), name)
@@ -82,5 +82,5 @@ def once_each(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 
 
 def numeric_fields(layouts: Mapping[str, Layout]) -> list[str]:
-    """The names of those that hold numbers which are read directly."""
+    """Returns the names of those with numbers that native code reads."""
     return [name for name, one in layouts.items() if words.is_number(one.dtype) and one.reader == "direct"]

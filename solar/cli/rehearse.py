@@ -1,4 +1,4 @@
-"""Reads whole epochs as a training would, without one: what to run before the hours on GPUs are paid for."""
+"""Reads whole epochs as a training would, without one, before you pay for hours on GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Epoch = Mapping[str, Any]
 
 
 def as_json(facts: Mapping[str, Any], per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in rehearse.DETAILS."""
+    """Returns the answer of --json; its keys are listed in rehearse.DETAILS."""
     epochs = [
         _all_ranks(number, of) for number, of in enumerate(zip(*(one["epochs"] for one in per_rank), strict=True))
     ]
@@ -46,7 +46,7 @@ def as_json(facts: Mapping[str, Any], per_rank: Sequence[Mapping[str, Any]]) -> 
 
 
 def _all_ranks(number: int, of: Sequence[Epoch]) -> dict[str, Any]:
-    """One epoch of all ranks together."""
+    """Returns one epoch of all ranks together."""
     seconds = [one["seconds"] for one in of]
     causes = of[0]["wait_seconds"]
     return {
@@ -64,7 +64,7 @@ def _all_ranks(number: int, of: Sequence[Epoch]) -> dict[str, Any]:
 
 
 def _later(epochs: Sequence[Epoch]) -> dict[str, Any]:
-    """The sum of the epochs but the first, which begins with nothing in memory; of one epoch, that one."""
+    """Returns the sum of the epochs after the first, which begins with empty memory; of a single epoch, that one."""
     chosen = epochs[1:] or epochs
     waits = {cause: sum(one["wait_seconds"][cause] for one in chosen) for cause in chosen[0]["wait_seconds"]}
     summed = {name: sum(one[name] for one in chosen) for name in ("seconds", *SUMMED)}
@@ -76,13 +76,13 @@ def _waiting_share(one: Epoch) -> float:
 
 
 def longest_wait(one: Epoch) -> str:
-    """What was waited for longest; empty if for nothing."""
+    """Returns the main cause of waiting; empty if there was none."""
     cause, seconds = max(one["wait_seconds"].items(), key=lambda pair: pair[1])
     return cause if seconds else ""
 
 
 def judge_rehearsal(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
-    """Whether a training with such steps would be fed, and why."""
+    """Returns whether a training with such steps would be fed, and why."""
     later = {one["rank"]: _later(one["epochs"]) for one in answer["per_rank"]}
     rank, slowest = max(later.items(), key=lambda pair: pair[1]["seconds"])
     if not slowest["batches"]:
@@ -123,7 +123,7 @@ REMEDIES = {  # by what is waited for
 
 
 def as_text(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     yield from describe_run(answer)
     yield ""
     head = ("epoch", "time", "samples/s", "MB/s read", "requests", "hits", "waited", "first batch", "slowest/mean")
@@ -151,7 +151,7 @@ def describe_run(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rank_table(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The table of ranks, over the epochs but the first."""
+    """Yields the table of ranks, over the epochs after the first."""
     of = sorted(((_later(one["epochs"]), one) for one in answer["per_rank"]), key=lambda pair: -pair[0]["seconds"])
     shown = sorted(of[:RANKS_SHOWN], key=lambda pair: pair[1]["rank"])
     fields = len(answer["datasets"])
@@ -182,7 +182,7 @@ def _epoch_row(one: Epoch, answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def measured_rates(one: Epoch, fields: int, ranks: int = 1) -> tuple[str, ...]:
-    """Samples a second, MB read a second, requests, share of hits, share of the time waited."""
+    """Returns samples per second, MB read per second, requests, share of hits, and share of the time waited."""
     seconds = one["seconds"] or float("inf")
     samples = one["samples"]
     return (
@@ -195,7 +195,7 @@ def measured_rates(one: Epoch, fields: int, ranks: int = 1) -> tuple[str, ...]:
 
 
 def rehearsal_remarks(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What makes the figures mean less than they seem to."""
+    """Yields reasons why the figures mean less than they seem to."""
     total = _later(answer["epochs"])
     if total["exchanged_bytes"]:
         share = total["exchanged_bytes"] / total["batch_bytes"]
@@ -276,7 +276,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _complain(ranks: Ranks, error: Exception) -> None:
-    """One line on stderr, which names the rank."""
+    """Prints one line on stderr, which names the rank."""
     text = words.error_text_of(error).removeprefix(ranks.name)  # some errors of the loader name it, too
     sys.stderr.write(f"solar: {ranks.name}{text}\n")  # in one write: lines of other ranks come between two
     sys.stderr.flush()
@@ -301,7 +301,7 @@ def _rehearse(arguments: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def open_loader(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Any, dict[str, Any]]:
-    """This rank's loader and what is the same on all; None after an error on any rank, which has said it."""
+    """Returns this rank's loader and what is equal on all; None after an error on any rank, which has printed it."""
     said: SolarError | None = None
     loader: Any = None
     facts: dict[str, Any] = {}
@@ -321,13 +321,13 @@ def open_loader(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Any, dict[
 
 
 def count_nodes(exchange: str) -> int | None:
-    """How many nodes the loader will see; None where ranks do not talk."""
+    """Returns how many nodes the loader will see; None if ranks cannot talk."""
     others = peers(exchange)
     return 1 + max(others.meet("solar rehearse", {}, {}, {}).node_of) if others else None
 
 
 def named_fields(arguments: argparse.Namespace, ranks: Ranks) -> list[str]:
-    """The fields of a sample. One rank looks, for a file with many objects takes its time; empty after an error."""
+    """Returns the fields of a sample, which one rank looks up; empty after an error."""
     from solar.cli.plan import field_names  # only rank 0 needs the planner's side
 
     try:
@@ -377,7 +377,7 @@ def _loader(arguments: argparse.Namespace, names: list[str], ranks: Ranks) -> tu
 
 
 def _epoch(loader: Any, epoch: int, compute: float, ranks: Ranks) -> dict[str, Any]:
-    """What this rank counted of one epoch, which all ranks begin together."""
+    """Returns this rank's counts of one epoch, which all ranks begin together."""
     ranks.gather(None)
     ranks.tell(None)
     before, begin, first = loader.stats(), time.perf_counter(), 0.0
@@ -392,7 +392,7 @@ def _epoch(loader: Any, epoch: int, compute: float, ranks: Ranks) -> dict[str, A
 
 
 def _since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What was counted between two looks at a loader's stats."""
+    """Returns the counts between two looks at a loader's stats."""
     counted: dict[str, Any] = {name: after[name] - before[name] for name in SUMMED}
     waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in after["wait_seconds"].items()}
     return counted | {"wait_seconds": waits, "peak_bytes": after["peak_bytes"]}

@@ -130,7 +130,7 @@ def parse_beside(text: str) -> str:
 
 
 def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
-    """A parser of whole numbers with commas between."""
+    """Returns a parser of whole numbers separated by commas."""
 
     def numbers(text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text) or min(found := [*map(int, text.split(","))]) < least:
@@ -141,7 +141,7 @@ def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def parse_window(text: str) -> tuple[str, tuple[int, ...]]:
-    """A dataset's name, and steps: ranges as Python's slices have them, and single ones."""
+    """Returns a dataset's name, and steps: ranges as in Python's slices, and single ones."""
     name, _, window = text.rpartition("=")
     steps: list[int] = []
     for one in window.split(","):
@@ -157,7 +157,7 @@ def parse_window(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def named_datasets(arguments: argparse.Namespace) -> list[str]:
-    """The datasets of the FILE that were named, each once."""
+    """Returns the datasets of the FILE that were named, each once."""
     given = [
         *(name for name, _ in (*arguments.window, *arguments.axis, *arguments.rows)),
         *arguments.ragged,
@@ -167,12 +167,12 @@ def named_datasets(arguments: argparse.Namespace) -> list[str]:
 
 
 def elsewhere(arguments: argparse.Namespace) -> bool:
-    """Whether samples lie otherwise than along the first axis, so that its length need not be the same for all."""
+    """Returns whether samples do not lie along the first axis, so that its length need not be equal for all."""
     return bool(arguments.crop or arguments.axis)
 
 
 def fields_beside(arguments: argparse.Namespace) -> dict[str, Layout]:
-    """The fields of other files, as they were named."""
+    """Returns the fields of other files, as they were named."""
     if arguments.beside and (unequal(arguments) or elsewhere(arguments)):
         raise PlanError("--beside: fields of other files are rows, or windows of rows")
     if arguments.by and not arguments.beside:
@@ -182,12 +182,12 @@ def fields_beside(arguments: argparse.Namespace) -> dict[str, Layout]:
 
 
 def unequal(arguments: argparse.Namespace) -> bool:
-    """Whether samples may differ in length: there are ragged fields, matrices, or groups."""
+    """Returns whether samples may differ in length: with ragged fields, matrices, or groups."""
     return bool(arguments.ragged or arguments.csr or arguments.groups)
 
 
 def field_of_arguments(arguments: argparse.Namespace, name: str) -> Field | str:
-    """What H5Dataset is asked for, for one of the fields."""
+    """Returns a field as an argument of H5Dataset."""
     if name in arguments.beside:
         path, _, dataset = name.rpartition(":")
         return Field(dataset, file=path, by=arguments.by)
@@ -224,7 +224,7 @@ def windows_or_crops(arguments: argparse.Namespace) -> Windows | Crops | None:
 
 
 def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of samples that may differ in length, by the names of their datasets."""
+    """Returns the fields of samples that may differ in length, by the names of their datasets."""
     many = (word for word in ("window", "axis", "rows", "beside") if getattr(arguments, word))
     other = next(iter(given_arguments(arguments, ("crop", "every", "pad", *OF_CROPS))), next(many, ""))
     if other:
@@ -245,7 +245,7 @@ def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """The fields of a sample for H5Dataset, by the names of their datasets, and what a sample is."""
+    """Returns the fields for H5Dataset, by the names of their datasets, and what a sample is."""
     if unequal(arguments):
         samples = "groups" if arguments.groups == ALL_GROUPS else arguments.groups or "rows"
         return _of_unequal_length(arguments), samples
@@ -253,14 +253,14 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
 
 
 def flat(arguments: argparse.Namespace) -> dict[str, Ragged]:
-    """The fields whose samples differ in length, such that their batches are values and offsets, no nested tensors."""
+    """Returns the fields whose samples differ in length, set so that their batches are values and offsets."""
     own = sample_maps(arguments, {})[1] if unequal(arguments) else {}
     given = {name: getattr(one, "given", None) for name, one in own.items()}
     return {name: replace(one, batch="flat") for name, one in given.items() if isinstance(one, Ragged)}
 
 
 def of_rows_alone(arguments: argparse.Namespace) -> bool:
-    """Whether each row is a sample, of each field."""
+    """Returns whether each row of each field is a sample."""
     others = unequal(arguments) or arguments.axis or arguments.beside or arguments.where or arguments.rows
     return not others and windows_or_crops(arguments) is None
 
@@ -268,9 +268,9 @@ def of_rows_alone(arguments: argparse.Namespace) -> bool:
 def sample_maps(
     arguments: argparse.Namespace, layouts: dict[str, Layout]
 ) -> tuple[dict[str, Layout], dict[str, SampleMap | None]]:
-    """Of each field its Layout, and where its samples lie in that; nothing where these are rows.
+    """Returns the Layout and the sample map of each field; nothing if samples are rows.
 
-    `layouts`: those of the named datasets, unless samples may differ in length.
+    `layouts` are those of the named datasets, unless samples may differ in length.
     """
     if of_rows_alone(arguments):
         return layouts, {}
@@ -298,19 +298,19 @@ def sample_maps(
 def masked_samples(
     arguments: argparse.Namespace, layouts: dict[str, Layout], own: Mapping[str, SampleMap | None]
 ) -> Chosen:
-    """The samples that --where leaves, of those that lie so."""
+    """Returns the samples that --where selects."""
     if arguments.where is None or not layouts:
         return None
     return masked(arguments.where, [*layouts.values()], [own.get(name) for name in layouts])
 
 
 def group_pattern(asked: str) -> str:
-    """The pattern of their names; empty for all."""
+    """Returns the pattern of the groups' names; empty for all."""
     return "" if asked == ALL_GROUPS else asked
 
 
 def named_groups(arguments: argparse.Namespace) -> GroupNames | None:
-    """The names of the groups that are samples; None where samples are something else."""
+    """Returns the names of the groups that are samples; None if samples are something else."""
     if not arguments.groups:
         return None
     names = [field_name(one) for one in _of_unequal_length(arguments).values()]
@@ -318,7 +318,7 @@ def named_groups(arguments: argparse.Namespace) -> GroupNames | None:
 
 
 def no_groups(path: str, surveyed: Mapping[str, Layout], found: Mapping[str, Layout]) -> None:
-    """Refuses fields that were found in groups alike instead of named: which of these are as long is chance."""
+    """Refuses unnamed fields in similar groups: it is chance which of these are equally long."""
     for alike in groups_alike(surveyed):
         held = {f"{group}/{name}" for group, members in alike.groups.items() for name in members}
         if alike.fields and any(name in held for name in found):
@@ -332,9 +332,10 @@ def no_groups(path: str, surveyed: Mapping[str, Layout], found: Mapping[str, Lay
 def held(
     arguments: argparse.Namespace, layouts: dict[str, Layout]
 ) -> tuple[dict[str, Layout], Mapping[str, HeldMap | None], Chosen]:
-    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
+    """Returns what a buffer holds of each field, with its map, and the samples that a mask selects; nothing if these
+    are rows.
 
-    And the samples that a mask leaves. `layouts`: as above.
+    `layouts` are as in `sample_maps`.
     """
     found, own = sample_maps(arguments, layouts)
     held: dict[str, Layout] = {}

@@ -1,4 +1,4 @@
-"""Checks this installation: writes small files, reads them, and compares every bit with what h5py and PyTorch give.
+"""Checks this installation: writes small files, reads them, and compares every bit with h5py and PyTorch.
 
 It takes some seconds, needs nothing besides solar, and leaves nothing behind.
 """
@@ -38,7 +38,7 @@ Check = Callable[[], str]  # says what was compared; raises where it is not as i
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """Adds nothing: the command has no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checks(folder: Path) -> Iterator[tuple[str, Check]]:
-    """What is checked, by name, one after another."""
+    """Yields the checks by name, one after another."""
     from solar.io import example_files
     from solar.io import example_files as specimen
 
@@ -107,7 +107,7 @@ def read_as_h5py(path: str, name: str, values: Any) -> str:
 
 
 def _loaders(path: str, names: list[str], **options: Any) -> tuple[Any, Any]:
-    """Ours and PyTorch's over h5py, in the same order."""
+    """Returns our loader and PyTorch's over h5py, with the same order."""
     from solar import DataLoader, H5Dataset, PlanSampler
     from solar.baseline.h5py_loader import plain_loader, simple
     from solar.baseline.h5py_samples import H5pySamples
@@ -200,7 +200,7 @@ def read_by_plugin(source: str, target: str) -> str:
 
 
 def check_alike_batches(got: Any, expected: Any) -> bool:
-    """True, for sums; raises where a batch is not the other to the bit."""
+    """Returns True, so that results can be summed. Raises if a batch differs from the other in any bit."""
     for name, tensor in expected.items():
         if got[name].dtype != tensor.dtype or not got[name].equal(tensor):
             raise AssertionError(f"a batch of {name} is not PyTorch's")

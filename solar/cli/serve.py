@@ -1,4 +1,4 @@
-"""Reads files once for several trainings on this machine, each of which has its own batches in its own order."""
+"""Reads files once for several trainings on this machine, each with its own batches in its own order."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wanted(arguments: argparse.Namespace) -> tuple[list[str], int]:
-    """The files, and the memory for them. PlanError where something of what is asked for cannot be."""
+    """Returns the files, and the memory for them. Raises PlanError if the arguments are impossible."""
     if not arguments.file:
         raise PlanError("which FILE is to be served?")
     if arguments.memory is None:
@@ -132,7 +132,7 @@ def _wanted(arguments: argparse.Namespace) -> tuple[list[str], int]:
 def _one_of_several(
     files: list[str], asked_for: str, memory: int, path: Path, jobs: int, group: int | None, slack: float
 ) -> Service:
-    """The service of this node, where a launcher has begun one on each of several."""
+    """Returns the service of this node, if a launcher has started one on each of several."""
     found, memory = met(sorted(map(service_sockets.real, files)), asked_for, memory)
     service, trouble = None, None
     try:
@@ -151,7 +151,7 @@ def _one_of_several(
 
 
 def group_number(name: str, path: str | None) -> int:
-    """Its number. PlanError where there is none, or where nobody but the user could get at the socket."""
+    """Returns a group's number. Raises PlanError if it does not exist, or if only the user could reach the socket."""
     if path is None:
         raise PlanError("--group: only you may enter your runtime folder: give --socket PATH in one that the group may")
     try:
@@ -161,9 +161,9 @@ def group_number(name: str, path: str | None) -> int:
 
 
 def goes_on_alone(log: Path, group: int | None) -> bool:
-    """Whether this is the process that goes on: no terminal's, with its words in that file. The other one ends.
+    """Detaches from the terminal: forks, and returns whether this is the process that goes on, logging to a file.
 
-    It is forked before the engine's threads begin.
+    It forks before the engine's threads begin.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     where = service_sockets.private(log.parent, group)
@@ -237,6 +237,6 @@ def status_lines(path: Path, status: dict[str, Any]) -> Iterator[str]:
 
 
 def _pace(job: dict[str, Any]) -> str:
-    """How fast it is by itself, where that is known, and the part of the steps that it is planned in."""
+    """Returns how fast a job is by itself, if known, and its planned share of the steps."""
     own = f"; a batch takes it {quantities.duration(job['seconds'])}" if job["seconds"] else ""
     return own + (f"; at {job['rate']:.2g} of the pace of the fastest" if job["rate"] < 1 else "")

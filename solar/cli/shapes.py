@@ -1,4 +1,4 @@
-"""Which kinds of samples a file seems to hold beside rows, and the line of Python that reads each."""
+"""Finds the kinds of samples that a file seems to hold besides rows, and the line of Python that reads each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Layouts = Mapping[str, Layout]
 
 
 class GroupsAlike(NamedTuple):
-    """Groups beside each other that hold the same datasets."""
+    """Neighbouring groups that hold the same datasets."""
 
     above: str  # the group that holds them; "" for the file itself
     star: str  # "*", or what the names of some there have in common: "demo_*"
@@ -53,12 +53,12 @@ class GroupsAlike(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """That of the groups' names."""
+        """The pattern of the groups' names."""
         return f"{self.above}/{self.star}"
 
 
 def groups_alike(layouts: Layouts) -> Iterator[GroupsAlike]:
-    """Finds the groups that hold the same datasets, in groups of their own too; the outermost that do."""
+    """Returns the groups that hold the same datasets, also in groups of their own; the outermost ones."""
     below: dict[str, dict[str, dict[str, Layout]]] = defaultdict(lambda: defaultdict(dict))
     for name, one in layouts.items():
         parts = name.strip("/").split("/")
@@ -77,7 +77,7 @@ def groups_alike(layouts: Layouts) -> Iterator[GroupsAlike]:
 
 
 def similar_groups(children: Mapping[str, dict[str, Layout]]) -> Iterator[tuple[str, dict[str, dict[str, Layout]]]]:
-    """Groups that may be alike, with what their names have in common: all, or else those of the longest series."""
+    """Yields groups that may be alike, with the common part of their names: all, or else the longest series."""
     series: dict[str, list[str]] = defaultdict(list)
     for name in children:
         series[re.sub(r"\d+", "*", name)].append(name)
@@ -94,7 +94,7 @@ def similar_groups(children: Mapping[str, dict[str, Layout]]) -> Iterator[tuple[
 
 
 def join_groups(above: str, star: str, children: Mapping[str, dict[str, Layout]]) -> GroupsAlike | None:
-    """The groups as one, if they hold the same datasets."""
+    """Returns the groups as one, if they hold the same datasets."""
     each = [*children.values()]
     kinds = [{name: (one.dtype, len(one.shape)) for name, one in members.items()} for members in each]
     if any(kind != kinds[0] for kind in kinds):
@@ -109,7 +109,7 @@ def join_groups(above: str, star: str, children: Mapping[str, dict[str, Layout]]
 
 
 def shapes_of_groups(asked: str, files: Sequence[str], layouts: Layouts) -> Iterator[Shape]:
-    """The lines that read groups alike: each as a sample, its rows, and windows within it."""
+    """Yields the lines that read similar groups: each as a sample, its rows, and windows within it."""
     for found in groups_alike(layouts):
         parts = [f"{group}/{name}" for group, members in found.groups.items() for name in members]
         for one in group_shapes(asked, found, alone=len(files) == 1):
@@ -140,7 +140,7 @@ def group_shapes(asked: str, found: GroupsAlike, *, alone: bool) -> Iterator[Sha
 
 
 def row_shapes(asked: str, found: GroupsAlike, said: str, left: str) -> Iterator[Shape]:
-    """The rows of groups that have one for each step, or for each conformer of a molecule; and windows of such rows."""
+    """Yields the rows of groups that have one for each step or conformer, and windows of such rows."""
     groups = [*found.groups.values()]
     names = [*found.unlike, *found.fields][:MEMBERS_SHOWN]
     first = [each[names[0]].shape[:1] for each in groups]
@@ -168,7 +168,7 @@ def row_shapes(asked: str, found: GroupsAlike, said: str, left: str) -> Iterator
 
 
 def _constant(name: str, layouts: Sequence[Layout]) -> str:
-    """What each group has once, as a field: ragged where its length differs from group to group."""
+    """Returns what each group has once, as a field: ragged where its length differs from group to group."""
     kind = "Field" if len({one.shape for one in layouts}) == 1 else "Ragged"
     return f"{kind}({quoted(name)}, constant=True)"
 
@@ -184,7 +184,7 @@ PYTABLES_INDEX = re.compile(r"/_i_[^/]+/")
 
 
 def known_shapes(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]:
-    """What is known of a file by the names of its datasets."""
+    """Returns what is known of a file by the names of its datasets."""
     return [
         *_tables(asked, layouts),
         *_frames(asked, files[0], layouts),
@@ -239,7 +239,7 @@ def _frames(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]:
 
 
 def _texts(file: str, layout: Layout) -> list[str]:
-    """The values of a column, as text; "?" where they cannot be read."""
+    """Returns the values of a column, as text; "?" where they cannot be read."""
     try:
         values = values_of(inspect(file, layout.name), text=True)
     except SolarError:
@@ -321,7 +321,7 @@ class PartsFound(NamedTuple):
 
 
 def shapes_of(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]:
-    """What the first of these files seems to hold. It reads a few small datasets, however many there are."""
+    """Returns what the first of these files seems to hold. It reads a few small datasets, however many there are."""
     layouts = once_each(layouts)
     found = [
         *missing_source_shapes(files[0], layouts),
@@ -383,7 +383,7 @@ def _varying(asked: str, layouts: Layouts) -> Iterator[Shape]:
 
 
 def telling_datasets(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsFound]:
-    """The datasets whose values make parts of others' rows."""
+    """Yields the datasets whose values make parts of others' rows."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     for name, one in numbers.items():
         by_rows[rows_of(one)].append(name)
@@ -410,7 +410,7 @@ def _by_name(name: str) -> bool:
 
 
 def find_parts(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str]]) -> Iterator[PartsFound]:
-    """What these values tell, if they do: where parts end, or how long they are."""
+    """Yields what these values tell, if they do: where parts end, or how long they are."""
     if len(values) < 2 or values.dtype.kind not in "iu" or int(values.min()) < 0:
         return
     last, sizes = int(values[-1]), np.diff(values.astype(np.int64), prepend=0)
@@ -425,8 +425,8 @@ def find_parts(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[s
 
 
 def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -> list[tuple[str, str]]:
-    """What ends whose first is 0 are, for it stands before the parts, or the first part is empty; where nothing tells
-    which, both, with what would speak for each. Other datasets with a row for each part tell, and the name does.
+    """Returns what ends whose first is 0 are, for it stands before the parts, or the first part is empty; where nothing
+    tells which, both, with what would speak for each. Other datasets with a row for each part tell, and the name does.
     """
     rows = {"indptr": length - 1, "ends": length}
     beside = {one: word for word, parts in rows.items() for one in by_rows.get(parts, ()) if one != name}
@@ -442,7 +442,7 @@ def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -
 
 
 def _of_parts(asked: str, found: PartsFound, numbers: Layouts) -> Iterator[Shape]:
-    """The parts as samples, and windows that lie within them."""
+    """Yields the parts as samples, and windows that lie within them."""
     rows = [name for name, one in numbers.items() if rows_of(one) == found.rows]
     group = found.name.rpartition("/")[0]
     beside = [name for name, one in numbers.items() if rows_of(one) == found.parts and name.rpartition("/")[0] == group]
@@ -501,7 +501,7 @@ def _ragged(name: str, by: str = "") -> str:
 
 
 def _is_column(layout: Layout) -> bool:
-    """Whether it is a small row of whole numbers or text."""
+    """Returns whether it is a small row of whole numbers or text."""
     return len(layout.shape) == 1 and layout.dtype.kind in "iuS" and 1 < rows_of(layout) <= VALUES
 
 

@@ -23,7 +23,7 @@ FILES_NAMED = 3  # that hold the values of a dataset
 
 
 def how_stored(layout: Layout) -> str:
-    """One line; empty where nothing of it can be read."""
+    """Describes in one line how it is stored; empty if none of it can be read."""
     if layout.reader == "none":
         return ""
     if layout.spread:
@@ -42,7 +42,7 @@ def how_stored(layout: Layout) -> str:
 
 
 def _from_others(layout: Layout) -> str:
-    """How many files hold the samples, where these are other datasets's or raw files, and with which filters."""
+    """Describes how many files hold the samples of a virtual or external dataset, and with which filters."""
     filled = np.diff(layout.part_chunks) > 0
     samples = np.diff(layout.part_first)
     numbers = np.unique(layout.part_file[filled])
@@ -57,13 +57,13 @@ def _from_others(layout: Layout) -> str:
 
 
 def ways(files: list[str], layouts: dict[str, Layout]) -> int:
-    """In how many ways the files store what they have; 0 of one file, or where that is not known."""
+    """Returns in how many ways the files store their datasets; 0 for a single file, or if it is unknown."""
     forms = [one.part_form.tolist() for one in layouts.values() if len(one.part_form) == len(files)]
     return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
 
 
 def _number(layout: Layout) -> Iterator[str]:
-    """In how many files a dataset is stored how; of many ways the commonest."""
+    """Describes how many files store a dataset in which way; of many ways, only the commonest."""
     parts = Counter(layout.part_form.tolist()).most_common()
     for number, count in parts[:WAYS]:
         form = layout.forms[number]
@@ -89,7 +89,7 @@ Datasets = tuple[Layout, ...]  # one, or several that share a line
 
 @dataclass
 class TreeGroup:
-    """What a group holds, by name; of several alike the first."""
+    """The members of a group, by name; of several similar ones the first."""
 
     members: dict[str, TreeGroup | Datasets] = field(default_factory=dict)
     link: str = ""  # where it leads, if its name is a link
@@ -108,7 +108,7 @@ class Show:
 
 
 def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], show: Show) -> Iterator[str]:
-    """The lines, in colours and signs of the output."""
+    """Yields the lines, in colours and signs that the output can show."""
     tree = tree_of(layouts, aliases, show.folder)
     if not show.everything:
         tree = _fold(tree)
@@ -136,7 +136,7 @@ def tree_of(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]
 
 
 def _parent(root: TreeGroup, name: str) -> tuple[TreeGroup, str]:
-    """The group that a name is in, made if it is not there, and the last part of the name."""
+    """Returns the group of a name, made if it does not exist, and the last part of the name."""
     *groups, leaf = name.strip("/").split("/", DEEPEST)
     for part in groups:
         below = root.members.setdefault(part + "/", TreeGroup())
@@ -153,7 +153,7 @@ def relative_to(file: str, folder: str) -> str:
 
 
 def _fold(group: TreeGroup) -> TreeGroup:
-    """The same group, in which members alike share a line where there are many of them."""
+    """Returns the group with similar members sharing a line, if there are many of them."""
     sets: dict[Hashable, list[str]] = defaultdict(list)
     for name, member in group.members.items():
         sets[re.sub(r"\d+", "0", name), _kind(member)].append(name)
@@ -178,7 +178,7 @@ def _fold(group: TreeGroup) -> TreeGroup:
 
 
 def _kind(member: TreeGroup | Datasets) -> Hashable:
-    """The same for members that may share a line: what they hold, whatever its length along axis 0."""
+    """Returns a key that is equal for members that may share a line, whatever their length along axis 0."""
     if isinstance(member, TreeGroup):
         return bool(member.link), tuple((name, _kind(below)) for name, below in member.members.items())
     one = member[0]
@@ -186,7 +186,7 @@ def _kind(member: TreeGroup | Datasets) -> Hashable:
 
 
 def _merge(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
-    """Members of one kind as one."""
+    """Returns members of one kind as one."""
     first = members[0]
     if not isinstance(first, TreeGroup):
         return tuple(layout for member in members if not isinstance(member, TreeGroup) for layout in member)
@@ -199,7 +199,7 @@ def _merge(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
 
 
 def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
-    """The lines of a group's members."""
+    """Yields the lines of a group's members."""
     paint = show.paint
     rows = {
         name: columns_of_line(name, member)
@@ -249,7 +249,7 @@ def _worth_words(layout: Layout) -> bool:
 
 
 def columns_of_line(name: str, datasets: Datasets) -> list[str]:
-    """What stands in columns: name, shape, type, size, and by whom it is read."""
+    """Returns the columns of a line: name, shape, type, size, and the reader."""
     one = datasets[0]
     lengths = sorted({layout.samples for layout in datasets})
     axes = [str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}–{lengths[-1]}", *map(str, one.shape[1:])]

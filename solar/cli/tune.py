@@ -166,7 +166,7 @@ def _tune(task: Training, inputs: list[str], arguments: argparse.Namespace, beco
 
 
 def keys_and_paths(names: list[str]) -> dict[str, str]:
-    """Each field's key in a batch, and its path."""
+    """Returns each field's key in a batch, and its path."""
     fields: dict[str, str] = {}
     for name in names:
         key, equals, path = name.partition("=")
@@ -180,7 +180,7 @@ def keys_and_paths(names: list[str]) -> dict[str, str]:
 
 @contextmanager
 def _this_folder_importable() -> Iterator[None]:
-    """Modules of the current folder can be imported, as with `python -m`; afterwards all is as it was."""
+    """Lets modules of the current folder be imported inside the block, as with `python -m`."""
     before = list(sys.path)
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -212,7 +212,7 @@ def _lines_of_search(option: str, text: str) -> Any:
 
 
 def _recommend(tuned: Tuned, fraction: float) -> Rung:
-    """What is chosen; lossless of labels, and of whole numbers where a bound is hardly smaller."""
+    """Returns the chosen setting; lossless for labels, and for whole numbers if a bound makes them hardly smaller."""
     found, exact = tuned.chosen(fraction), tuned.rungs[0]
     if tuned.labels:
         return exact
@@ -232,7 +232,7 @@ def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
 
 
 def as_json(arguments: argparse.Namespace, found: list[Tuned], command: str) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     asked = {name: getattr(arguments, name) for name in ("file", "model", "loss", "seed", "steps", "fraction")}
     fields = [_field_as_json(one, arguments.fraction) for one in found]
     return {"version": 1, **asked, "batch": arguments.batch_size, "fields": fields, "command": command}
@@ -275,7 +275,7 @@ def _finite(number: float) -> float | None:
 
 
 def as_text(arguments: argparse.Namespace, found: list[Tuned], command: str) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     for one in found:
         batches = f"{one.batches} batches of {arguments.batch_size}, seed {arguments.seed}"
         yield f"{words.printable(one.part.name)}  {words.times(one.part.shape)} {one.part.dtype.name}; {batches}"
@@ -356,7 +356,7 @@ def judge_bounds(tuned: Tuned, fraction: float) -> Iterator[str]:
 
 
 def shared_error(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
-    """Whether what does not average out is more than what so many samples leave open anyway."""
+    """Yields whether the error that does not average out exceeds the uncertainty of this many samples."""
     shared = max(tuned.shared(_recommend(tuned, arguments.fraction)))
     left_open = math.sqrt(arguments.batch_size / tuned.samples)
     if shared > left_open:

@@ -1,4 +1,4 @@
-"""Whether a compressed file holds what its original holds; or, of one file, whether every chunk can be decoded."""
+"""Checks whether a compressed file holds what its original holds, or whether every chunk of one can be decoded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def store_verdict(target: str, found: Verified) -> None:
 
 
 def as_json(found: Verified | Checked) -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
+    """Returns the answer of --json; its keys are listed in DETAILS."""
     said = asdict(found)
     for field in said.get("fields", ()):
         field["psnr"] = None if math.isinf(field["psnr"]) else field["psnr"]
@@ -85,7 +85,7 @@ def as_json(found: Verified | Checked) -> dict[str, Any]:
 
 
 def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterator[str]:
-    """The lines for people."""
+    """Yields the lines for people."""
     if isinstance(found, Checked):
         yield from chunk_lines(found, arguments.source)
         return
@@ -117,7 +117,7 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
 
 
 def _meanings(name: str, field: Kept) -> Iterator[str]:
-    """What values no longer mean what they did."""
+    """Yields which values no longer mean what they did."""
     advice = f"the first at {list(field.first)}: compress the original again"
     if field.moved:
         yield f"{name}  {field.moved:,} of {count(field.missing, 'missing value')} came back as others, {advice}"

@@ -1,4 +1,4 @@
-"""Text for people: colours, and types, filters and errors in words."""
+"""Text for people: colours, and words for types, filters and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNS = (("│", "|"), ("├─", "|-"), ("└─", "`-"), ("×", "x"), ("·", "
 
 
 class Paint:
-    """Colours and signs, as far as the output has them."""
+    """Colours and signs, as far as the output can show them."""
 
     def __init__(self, coloured: bool, unicode: bool, width: int) -> None:
         self.coloured, self.unicode, self.width = coloured, unicode, width
@@ -39,7 +39,7 @@ class Paint:
         return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if self.coloured and text else text
 
     def signs(self, text: str) -> str:
-        """The text, in ASCII where the output has no more."""
+        """Returns the text, in ASCII if the output can show no more."""
         if self.unicode:
             return text
         for sign, plain in SIGNS:
@@ -47,12 +47,12 @@ class Paint:
         return text.encode("ascii", "backslashreplace").decode()
 
     def code(self, text: str) -> str:
-        """A line of Python that says the same, in ASCII where the output has no more: no name in it is changed."""
+        """Returns an equivalent line of Python, in ASCII if the output can show no more. No name in it is changed."""
         return text if self.unicode else text.encode("ascii", "backslashreplace").decode()
 
 
 def encoding() -> str:
-    """What the output can say."""
+    """Returns the encoding of the output."""
     return sys.stdout.encoding or ""
 
 
@@ -70,23 +70,23 @@ INDEXES = {
 
 
 def files(paths: Sequence[str]) -> str:
-    """How many files, and the first of them."""
+    """Returns the number of files, and the first of them."""
     return paths[0] if len(paths) == 1 else f"{quantities.count(len(paths), 'file')}, the first is {paths[0]}"
 
 
 def times(shape: Iterable[int]) -> str:
-    """A shape as 200 x 128 x 128, with the sign for it."""
+    """Returns a shape as 200 x 128 x 128, with the multiplication sign."""
     return " × ".join(str(length) for length in shape)
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether torch has numbers like these: none as wide as a long double."""
+    """Returns whether torch has such numbers: none as wide as a long double."""
     widest = {"b": 8, "i": 8, "u": 8, "f": 8, "c": 16}
     return dtype.itemsize <= widest.get(dtype.kind, 0)
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """A dtype in a word or two."""
+    """Describes a dtype in a word or two."""
     known: Mapping[str, Any] = dtype.metadata or {}
     if dtype.subdtype is not None:
         return f"{kind(dtype.base)} [{times(dtype.shape)}]"
@@ -107,7 +107,7 @@ def kind(dtype: np.dtype[Any]) -> str:
 
 
 def filter_name(one: Filter) -> str:
-    """A filter by name; deflate with its level."""
+    """Returns a filter's name; deflate with its level."""
     from solar import _native  # here: `solar --help` needs none of it
 
     name = _native.filter_name(one.id) or f"filter {one.id}"
@@ -115,19 +115,19 @@ def filter_name(one: Filter) -> str:
 
 
 def ratio(raw: int, stored: int) -> str:
-    """How much smaller stored bytes are: 2.9:1."""
+    """Returns how much smaller stored bytes are: 2.9:1."""
     return f"{raw / stored:.1f}:1" if stored else ""
 
 
 def error_text_of(error: Exception) -> str:
-    """An error's text for people: what the system says stands behind the file that it says it of."""
+    """Returns an error's text for people: the system's message after the name of the file."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return printable(f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}")
     return " ".join(map(printable, str(error).splitlines()))
 
 
 def printable(text: str) -> str:
-    """Text from a file, without what would command a terminal."""
+    """Returns text from a file without anything that would command a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )

@@ -30,11 +30,11 @@ log = logging.getLogger("solar")
 
 
 class DeviceCache:
-    """The rows that came first, for as many samples as there is room for; none is ever given up for another.
+    """The rows that came first, for as many samples as there is room for. None is ever replaced by another.
 
-    Where each sample is used once in an epoch, any such set saves as much as any other. A row is what crosses the bus,
-    of each field of numbers. Of several threads that land batches one joins at a time, and all in the same stream: what
-    is found here was put here before, also on the device.
+    If each sample is used once in an epoch, any such set saves as much as any other. A row is what crosses the bus, of
+    each field of numbers. If several threads land batches, one joins at a time, and all in the same stream: what is
+    found here was put here before, also on the device.
     """
 
     def __init__(self, samples: int, nbytes: int, device: torch.device, stats: Stats) -> None:
@@ -47,14 +47,14 @@ class DeviceCache:
         self._slot_of = np.full(samples, -1, np.int32)
 
     def slots(self, names: Array) -> Slots:
-        """The slots of the samples with these numbers; -1 if not here. A sample never changes its slot."""
+        """Returns the slots of samples by their numbers; -1 if not here. A sample never changes its slot."""
         return self._slot_of[names]
 
     @contextmanager
     def joining(self, names: Array, slots: Slots, hosts: Sequence[Tensor]) -> Iterator[PendingRows]:
-        """Puts a batch together in the stream that is current; `hosts` are the rows that come, of each field.
+        """Assembles a batch in the current stream; `hosts` are the rows that are copied, of each field.
 
-        What it keeps of them is found only once it was left without an error.
+        Rows that it keeps are found only after the block ends without an error.
         """
         with self._lock:
             if self._closed:
@@ -68,7 +68,7 @@ class DeviceCache:
             self._stats.kept(len(new), 0, int((slots >= 0).sum()))
 
     def _new(self, names: Array) -> Array:
-        """Which of these samples to keep: the first ones that are not here already, each once."""
+        """Returns which of these samples to keep: the first ones that are not here already, each once."""
         if self._used == self._room:
             return np.empty(0, np.int64)
         absent = np.flatnonzero(self._slot_of[names] < 0)
@@ -76,7 +76,7 @@ class DeviceCache:
         return absent[np.sort(first)][: self._room - self._used]
 
     def _take(self, hosts: Sequence[Tensor]) -> list[Tensor]:
-        """Takes the memory, all at once: for all samples, or as many as there may be."""
+        """Allocates the memory, all at once: for all samples, or as many as allowed."""
         each, samples = [_row_nbytes(host) for host in hosts], len(self._slot_of)
         self._room = min(samples, self._nbytes // max(1, sum(each)))
         log.log(
@@ -95,7 +95,7 @@ class DeviceCache:
         return self._rows
 
     def close(self) -> None:
-        """Frees the memory. No batch can be put together any more."""
+        """Frees the memory. No further batch can be assembled."""
         with self._lock:
             if not self._closed:
                 self._stats.kept(-self._used, -self._taken, 0)
@@ -107,7 +107,7 @@ class DeviceCache:
 
 
 class PendingRows:
-    """A batch that is put together on the device, from rows that came and rows that are there."""
+    """A batch that is assembled on the device, from rows that are copied and rows that are there."""
 
     def __init__(self, rows: list[Tensor], facts: list[RowFacts | None], slots: Slots, new: Array, first: int) -> None:
         self._rows, self._facts, self._samples = rows, facts, len(slots)
@@ -122,11 +122,11 @@ class PendingRows:
         self._numbers = count()
 
     def use(self, indices: Tensor) -> None:
-        """What `indices` is on the device."""
+        """Sets the indices, as they are on the device."""
         self._at = torch.split(indices, self._lengths)
 
     def joined(self, there: Tensor, facts: RowFacts | None) -> tuple[Tensor, RowFacts | None]:
-        """The whole batch of the next field, of which `there` came, and what is known of it. Some of it is kept."""
+        """Returns the whole batch of the next field, of which `there` was copied, and its facts. Some of it is kept."""
         number = next(self._numbers)
         rows, (slots, here, came, new) = self._rows[number], self._at
         if facts is not None:
@@ -160,7 +160,7 @@ def _row_nbytes(rows: Tensor) -> int:
 
 
 def _word(nbytes: int) -> torch.dtype:
-    """The largest integer of which so many bytes are whole ones: a device copies few large words faster."""
+    """Returns the largest integer type that divides this many bytes: a device copies few large words faster."""
     return next(dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0)
 
 
@@ -175,7 +175,7 @@ def as_words(rows: Tensor, word: torch.dtype) -> Tensor:
 
 
 def resident_bytes(resident: Size, device: torch.device) -> int:
-    """The bytes of the device's memory that samples may take. PlanError for what it has not."""
+    """Returns the bytes of the device's memory that samples may take. Raises PlanError if there is not that much."""
     if resident is None:
         return 0
     free, total = _memory(device, resident)
@@ -189,7 +189,7 @@ def resident_bytes(resident: Size, device: torch.device) -> int:
 
 
 def _memory(device: torch.device, resident: Size) -> tuple[int, int]:
-    """The bytes of the device's memory that are free, and all."""
+    """Returns the free and the total bytes of the device's memory."""
     if device.type == "cpu":
         return machine.free_nbytes(), machine.memory_nbytes()
     if device.type == "cuda":

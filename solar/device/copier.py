@@ -49,7 +49,7 @@ class DeviceForm:
         return self.dtype is None and not self.channels_last and self.static is None
 
     def given(self, tensor: Tensor) -> Tensor:
-        """The tensor in this type and order of memory."""
+        """Returns the tensor with this type and memory order."""
         if self.dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(self.dtype)
         if self.channels_last and tensor.ndim in (4, 5):
@@ -65,7 +65,7 @@ class Static:
         self._kept: list[Tensor] = []
 
     def place(self, number: int, tensor: Tensor) -> Tensor:
-        """The tensor's values at the address of the one of this number in the batch before, if it has room."""
+        """Returns the values at the address of the same tensor of the batch before, if they fit there."""
         if number == len(self._kept):
             self._kept.append(torch.empty_like(tensor))
         kept = self._kept[number]
@@ -95,7 +95,7 @@ class DeviceCopier:
     """Copies an iterator's batches to a device. What is pinned and waits there is bounded: Ring, COPIES_AHEAD.
 
     `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
-    batches that the user's Python makes there. In both cases the host waits for the device only where SLOTS copies are
+    batches that the user's Python makes there. In both cases the host waits for the device only if SLOTS copies are
     under way.
     """
 
@@ -135,7 +135,7 @@ class DeviceCopier:
     # --- on the way ----
 
     def landed_batches(self, source: DirectSource) -> LandedBatches | None:
-        """The batches of a short way, copied by native code; None where they need more than that."""
+        """Returns the batches of a direct source, copied by native code; None if they need more than that."""
         native = None if self._streams is None or self._tier is not None else self._streams.native()
         finishes = leaves(self._finishes)
         if native is None or self._streams is None or any(one is not None and one.decodes for one in finishes):
@@ -143,7 +143,7 @@ class DeviceCopier:
         return LandedBatches(source, self._streams, native, self._form, finishes, self._stats, self._most)
 
     def start(self, future: BatchFuture) -> BatchFuture:
-        """Has a thread land the batch as soon as it is made, and there is a place."""
+        """Has a thread land the batch as soon as it is made and there is a place."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
@@ -173,13 +173,13 @@ class DeviceCopier:
         return self.handed_out(landed)
 
     def expected(self, future: BatchFuture, names: Array) -> BatchFuture:
-        """The batch as `start` and `land` take it: where rows stay on the device, without those."""
+        """Returns the batch as `start` and `land` take it: without the rows that are on the device."""
         if self._tier is None:
             return future
         return future.then(partial(without_kept, names, self._tier, self._finishes))
 
     def land(self, batch: Any) -> OnDeviceBatch:
-        """Begins to copy the batch to the device, and what is to be made of it there."""
+        """Begins to copy the batch to the device, and what is done with it there."""
         if self._tier is None or not isinstance(batch, ResidentBatch):
             return self._land_tensors(batch, None)
         hosts = [host for host, how in plain_parts(batch.batch, self._finishes) if how is not None]
@@ -229,16 +229,16 @@ class DeviceCopier:
         self._stats.landed(sent, nbytes)
 
     def landed(self, data: Any) -> OnDeviceBatch:
-        """The batch on the device, brought there now if nothing has brought it ahead."""
+        """Returns the batch on the device, brought there now unless that was done ahead."""
         return data if isinstance(data, OnDeviceBatch) else self.land(data)
 
     @staticmethod
     def copying(future: BatchFuture, data: Any) -> float:
-        """The seconds that the host took to bring a batch to the device."""
+        """Returns the seconds that the host took to bring a batch to the device."""
         return data.seconds if isinstance(data, OnDeviceBatch) else future.copy_seconds
 
     def handed_out(self, landed: OnDeviceBatch) -> Any:
-        """The batch, for what the consumer begins from now on in its stream."""
+        """Returns the batch, ready for whatever the consumer begins from now on in its stream."""
         streams, form, batch = self._streams, self._form, landed.batch
         if streams is not None and landed.mark is not None:
             streams.follow(landed.mark)
@@ -278,7 +278,7 @@ class DeviceCopier:
         return landed.tensors[-1]
 
     def _time(self) -> None:
-        """Counts what took the device how long, of the batches that are there."""
+        """Counts how long the device took, for batches that have arrived."""
         with self._timing:
             while self._timed and self._timed[0][-1].query():
                 begin, copied, finished = self._timed.popleft()
@@ -287,14 +287,14 @@ class DeviceCopier:
     # --- the end ----
 
     def close(self) -> None:
-        """Lands no more. What is on its way ends by itself, and its memory is let go then."""
+        """Lands no more. Copies under way end by themselves, and their memory is freed then."""
         self._stopped.set()
         self._time()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __del__(self) -> None:
-        """What is copied from is let go when it is copied: others would read to it."""
+        """Frees memory only after it has been copied: others would read into it."""
         for copied, _ in () if sys.is_finalizing() else self._copies:
             copied.synchronize()
 
@@ -305,7 +305,7 @@ def _once(act: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def make_on_device(there: Tensor, host: Tensor, how: DeviceFinish, joining: PendingRows | None) -> Tensor:
-    """What is made on the device of rows that came there, and of those that stayed."""
+    """Returns what is made on the device from rows that were copied, and from those that stayed."""
     facts = how.facts(host)
     if joining is not None:
         there, facts = joining.joined(there, facts)

@@ -24,7 +24,7 @@ HEAD_DTYPE.names = ("length", "number", "tiles", "values", "twice", "dense", "se
 
 
 class Decoding:
-    """Makes the samples, of type `out` if not their own, of rows of a view that lie on the device."""
+    """Makes samples from rows of a view that lie on the device, with the type `out` unless it is their own."""
 
     def __init__(self, view: Encoded, device: torch.device, out: torch.dtype | None = None) -> None:
         from solar.device.kernels import Decoder  # only who decodes there needs it
@@ -34,7 +34,7 @@ class Decoding:
         self._by = [Decoder(own, view.shape, tables or None, device, self._dtype) for tables in view.tables]
 
     def facts(self, host: Tensor) -> RowFacts:
-        """What is to be known of rows to decode them, one by one. CodecError for a damaged one."""
+        """Returns what decoding rows needs to know, one by one. Raises CodecError for a damaged one."""
         stored = host.numpy()
         facts = np.empty(len(stored), HEAD_DTYPE)
         facts["length"] = chunk_lengths(stored)
@@ -51,7 +51,7 @@ class Decoding:
         return facts
 
     def __call__(self, rows: Tensor, facts: RowFacts) -> Tensor:
-        """The samples of the rows, of which `facts` are known."""
+        """Decodes the rows with these facts to samples."""
         numbers = facts["number"]
         made = torch.empty((len(rows), *self._shape), dtype=self._dtype, device=self._device)
         if (numbers == numbers[:1]).all():
@@ -66,13 +66,13 @@ class Decoding:
         return made
 
     def _alike(self, rows: Tensor, facts: RowFacts, made: Tensor) -> None:
-        """Decodes rows whose chunks may ask for the same tables."""
+        """Decodes rows whose chunks may need the same tables."""
         if len(facts):
             self._by[int(facts["number"][0])].decode(rows, facts["length"], inspect_rows(facts), made)
 
 
 def inspect_rows(facts: RowFacts) -> Heads:
-    """What the decoder is told of these rows together."""
+    """Returns what the decoder needs to know about these rows together."""
     from solar.device.kernels import Heads
 
     sets = facts["set"].copy()
@@ -83,5 +83,5 @@ def inspect_rows(facts: RowFacts) -> Heads:
 
 
 def chunk_lengths(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The bytes of the chunk in each row, as it says itself; native code has compared them with the file's index."""
+    """Returns the bytes of the chunk in each row, from its header, which was compared with the file's index."""
     return np.ascontiguousarray(rows[:, NBYTES_AT : NBYTES_AT + 4]).view("<u4")[:, 0].astype(np.int64)

@@ -1,4 +1,4 @@
-"""DeviceFinish: what is done with samples on the device: decoded, sliced, transposed, cast, normalised."""
+"""DeviceFinish: what is done with samples on the device: decoding, slicing, transposing, casting, normalising."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RowFacts = NDArray[Any]  # what the host knows of rows, an element of each
 
 
 class Decode(Protocol):
-    """Makes samples of rows of bytes on the device."""
+    """Makes samples from rows of bytes on the device."""
 
     def facts(self, host: Tensor) -> RowFacts:
-        """What the host must know of the rows."""
+        """Returns what the host must know of the rows."""
 
     def __call__(self, rows: Tensor, facts: RowFacts) -> Tensor: ...
 
 
 class DeviceFinish:
-    """What becomes on the device of samples as they are stored: what a Field makes of them, to the bit.
+    """Does on the device, bit for bit, what a Field does with samples.
 
-    `decode` makes samples of rows of bytes; without one they are samples already. `single`: it is one sample, not a
+    `decode` makes samples from rows of bytes; without it they are samples already. `single`: it is one sample, not a
     batch of them.
     """
 
@@ -55,13 +55,13 @@ class DeviceFinish:
         return self._decode is not None
 
     def facts(self, host: Tensor) -> RowFacts | None:
-        """What is to be known of a tensor before it is finished on the device, where there is anything."""
+        """Returns what finishing a tensor on the device needs to know, if anything."""
         if self._decode is None:
             return None
         return self._decode.facts(host[None] if self._single else host)
 
     def __call__(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:
-        """What is made of the tensor on the device, of which `facts` are known."""
+        """Finishes the tensor on the device with these facts."""
         return self._of_batch(tensor[None], facts)[0] if self._single else self._of_batch(tensor, facts)
 
     def _of_batch(self, tensor: Tensor, facts: RowFacts | None) -> Tensor:
@@ -81,12 +81,12 @@ class DeviceFinish:
 
 
 def as_signed(tensor: Tensor) -> Tensor:
-    """The same bytes as signed integers where they are unsigned ones, for which torch has few operations."""
+    """Returns unsigned integers as signed ones with the same bytes: torch can do little with unsigned ones."""
     return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def by_device(field: Field | None, layout: Layout) -> bool:
-    """Whether a Field is better followed on the device: to the same bits, with no more to be copied there."""
+    """Returns whether a Field is better applied on the device: to the same bits, with no more to be copied there."""
     if field is None or field.select is not None or not is_exact(field, layout):
         return False
     _, target = field.shape_of(layout.sample_shape, layout.dtype.newbyteorder("="))
@@ -94,7 +94,7 @@ def by_device(field: Field | None, layout: Layout) -> bool:
 
 
 def is_exact(field: Field | None, layout: Layout) -> bool:
-    """Whether a device casts and normalises to the bits that the host does."""
+    """Returns whether a device casts and normalises to the bits that the host does."""
     if field is None:
         return True
     if field.cf:

@@ -28,10 +28,10 @@ Tensors = list[torch.Tensor]
 
 
 class LandedBatches:
-    """The batches of a Way on a device, at most `places` of them before the loop asks for them.
+    """The batches of a DirectSource on a device, at most `places` of them before the loop asks for them.
 
     A native thread waits for a batch, and begins its copy, in the stream of copies, to tensors that were made before.
-    The loop then has its own stream wait for that copy, and what a Field or the loader makes of the tensors on the
+    The loop then has its own stream wait for that copy, and whatever a Field or the loader does with the tensors on the
     device is begun in the loop's stream. So the loop waits only for the bytes of a batch, never for the device.
     """
 
@@ -89,7 +89,7 @@ class LandedBatches:
         return (tensors if self._plain else self._make(tensors)), counts
 
     def _start_landing(self, seconds: float) -> bool:
-        """Whether there is a lander. NotDirect once it was stopped."""
+        """Returns whether there is a lander. Raises NotDirect once it was stopped."""
         if self._stopped:
             raise NotDirect
         native = self._source.native(seconds, self.close)
@@ -101,7 +101,7 @@ class LandedBatches:
         return True
 
     def _place(self) -> bool:
-        """Makes the tensors of the next batch that has none, and has it copied there. False where there is none."""
+        """Makes tensors for the next batch that has none, and has it copied there. False: there is no such batch."""
         samples = self._source.next_samples(len(self._there))
         if not samples or self._lander is None:
             return False
@@ -112,7 +112,7 @@ class LandedBatches:
         return True
 
     def _take_landing(self, lander: _native.Lander, seconds: float) -> tuple[int, ...] | None:
-        """The counts of the next batch, when its copy is begun."""
+        """Returns the counts of the next batch when its copy has begun."""
         stream = self._streams.current()
         if not seconds:
             return lander.take(seconds, stream)
@@ -123,7 +123,7 @@ class LandedBatches:
         return counts
 
     def _make(self, tensors: Tensors) -> Tensors:
-        """What the Fields, and the loader, make of a batch on the device, in the loop's stream."""
+        """Returns what the Fields and the loader make of a batch on the device, in the loop's stream."""
         form, found = self._form, Tensors()
         with torch.no_grad():
             for tensor, finish in zip(tensors, self._finishes, strict=True):
@@ -134,7 +134,7 @@ class LandedBatches:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """A batch that failed is raised in its turn. Where it was the device, torch goes on, or says what is wrong."""
+        """Keeps an error until its batch is asked for. After one of the device, torch copies, or says what is wrong."""
         self._stop()
         if self._failure is None:
             log.warning("batches are brought to the device by torch from now on, which is slower: %s", error)
@@ -146,7 +146,7 @@ class LandedBatches:
         return self._source.leave()
 
     def close(self) -> None:
-        """Copies no more, and gives back what was made and not handed out: also called by whoever has to have it."""
+        """Stops copying, and frees what was made and not handed out. Anybody may call it."""
         with self._using:
             self._stop()
 

@@ -1,4 +1,4 @@
-"""DeviceOptions: what a loader brings to a device, and in which form."""
+"""DeviceOptions: what a loader copies to a device, and in which form."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger("solar")
 
 
 class DeviceOptions:
-    """What a loader was asked to do with its batches on a device; nothing, where `device` is None.
+    """What a loader does with its batches on a device; nothing if `device` is None.
 
     The views of the datasets are made once, and so opened once.
     """
@@ -78,11 +78,11 @@ class DeviceOptions:
 
     @property
     def keeps(self) -> bool:
-        """Whether samples stay on the device: then there is no buffer but one that was asked for, which reads all."""
+        """Whether samples stay on the device. Then only a buffer that was asked for is used."""
         return self._resident is not None
 
     def landing(self, dataset: Any, stats: Stats) -> DeviceCopier | None:
-        """The landing of an iterator of torch's; None without a device."""
+        """Returns the copier for an iterator of torch's; None without a device."""
         if self._device is None:
             return None
         if self._decode == "device":
@@ -97,7 +97,7 @@ class DeviceOptions:
     def native_landing(
         self, source: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
     ) -> tuple[DeviceCopier | None, SampleSource]:
-        """The landing of an iterator of ours, None without a device; and what is to be read for it."""
+        """Returns the copier for an iterator of ours, None without a device; and the source to read for it."""
         if self._device is None:
             return None, source
         form = self._form(self._device)
@@ -137,7 +137,7 @@ class DeviceOptions:
             raise PlanError(f"resident={self._resident!r} is for batches, and batch_size=None has none")
 
     def _tier_of(self, datasets: list[H5Dataset], device: torch.device, stats: Stats) -> tuple[DeviceCache, Parts]:
-        """The tier of these views, which keeps what iterators before have put there."""
+        """Returns the cache of these views, with what earlier iterators put there."""
         if self._tier is None or self._tier[0] is not datasets or self._tier[1].process != os.getpid():
             self._tier = None  # before its successor is made
             tier = DeviceCache(sum(map(len, datasets)), resident_bytes(self._resident, device), device, stats)
@@ -145,7 +145,7 @@ class DeviceOptions:
         return self._tier[1:]
 
     def close(self) -> None:
-        """Lets go of what stays on the device."""
+        """Frees what stays on the device."""
         if self._tier is not None and self._tier[1].process == os.getpid():
             self._tier[1].close()
         self._tier = None
@@ -156,7 +156,7 @@ class DeviceOptions:
         return DeviceForm(device_of(device), self._dtype, self._channels_last, self._static)
 
     def _streams_of(self, device: torch.device) -> Streams | None:
-        """The device's streams, of this loader: what is made once there is in the memory of the same stream."""
+        """Returns this loader's streams of the device: memory is reused only within one stream."""
         if self._streams is None or self._streams[0] != device:
             streams = streams_of(device)
             self._streams, self._views = (device, streams), {}
@@ -175,7 +175,7 @@ class DeviceOptions:
         return self._views[key][1:]
 
     def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
-        """The datasets as they are read for the device, and what is then made of each field there."""
+        """Returns the datasets as they are read for the device, and what is then done with each field there."""
         fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
         kinds = {RowWindows: "windows", Boxes: "boxes", RaggedRows: "samples of unequal length"}
         several = [kinds.get(type(own), "") for own in leaves(datasets[0].extents)]
@@ -195,7 +195,7 @@ class DeviceOptions:
         return made, arranged_with(datasets[0].constants, datasets[0].layouts, iter(finishes))
 
     def _see_layouts(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
-        """How one field is read for the device, and finished there."""
+        """Returns how one field is read for the device, and finished there."""
         finish, refused = partial(DeviceFinish, field, layouts[0], device, single=not batched), ""
         if self._decode == "device":
             inexact = f"{layouts[0].name} comes as {field}, which a device does not make to the same bits"
@@ -208,19 +208,19 @@ class DeviceOptions:
         return _Seen(layouts, finish() if there else None, refused)
 
     def _put_together(self, layouts: list[Layout], kind: str) -> _Seen:
-        """What is put together of rows is so, and followed by its Field, on the host."""
+        """Returns finishes for fields that the host assembles from rows, and then converts."""
         refused = f"{layouts[0].name} comes in {kind}, whose rows the host puts together"
         return _Seen(layouts, None, refused if self._decode == "device" else "")
 
     def _tell(self, refused: list[str]) -> None:
-        """Says which fields the host decodes for all that. PlanError where it does that with all of them."""
+        """Logs which fields the host decodes nevertheless. Raises PlanError if it decodes all of them."""
         if all(refused):
             raise PlanError(f"decode='device', and none of the fields can be: {refused[0]}. Give decode='host'")
         if any(refused):
             log.info("decode='device', but on the host: %s", "; ".join(filter(None, refused)))
 
     def _straight(self, field: Field | None, view: Encoded) -> torch.dtype | None:
-        """The type that is decoded to at once, where it is all that is asked for."""
+        """Returns the type to decode to at once, if a Field does nothing else."""
         plain = field is None or (field.dtype is None and field.mean is None and field.std is None)
         halves = (torch.float16, torch.bfloat16)
         return self._dtype if plain and view.dtype == "f4" and self._dtype in halves else None
@@ -230,7 +230,7 @@ class DeviceOptions:
 
 
 class _Seen(NamedTuple):
-    """One field: what is read of it, and what is then made of that on the device."""
+    """One field: what is read of it, and what the device then makes of that."""
 
     layouts: list[Layout]
     finish: DeviceFinish | None = None
@@ -246,7 +246,7 @@ def _view(dataset: H5Dataset, layouts: list[Layout], fields: list[Field | None])
 
 
 def floating_dtype(given: torch.dtype | str | None) -> torch.dtype | None:
-    """torch's dtype, also by its name. Of floating point: other tensors of a batch stay as they are."""
+    """Returns torch's floating-point dtype, also by its name. Other tensors of a batch keep their type."""
     dtype = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={given!r}: batches' floating-point tensors can be made of another such type only")

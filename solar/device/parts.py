@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 def walked(batch: Any, finishes: Any, act: Callable[[Any, DeviceFinish | None], Any]) -> Any:
-    """The batch with each movable part replaced by `act(part, finish)`; `finishes` has the batch's structure."""
+    """Returns the batch with each movable part replaced by `act(part, finish)`. `finishes` has the same structure."""
     if hasattr(batch, "to"):
         return act(batch, finishes if isinstance(finishes, DeviceFinish) else None)
     of_parts = finishes.values() if isinstance(finishes, dict) else finishes
@@ -23,7 +23,7 @@ def walked(batch: Any, finishes: Any, act: Callable[[Any, DeviceFinish | None], 
 
 
 def plain_parts(batch: Any, finishes: Any = None) -> list[tuple[Tensor, DeviceFinish | None]]:
-    """The tensors of a batch that are copied byte by byte, each with its finish."""
+    """Returns the tensors of a batch that are copied byte by byte, each with its finish."""
     found: list[tuple[Tensor, DeviceFinish | None]] = []
 
     def seen(part: Any, how: DeviceFinish | None) -> Any:
@@ -36,7 +36,7 @@ def plain_parts(batch: Any, finishes: Any = None) -> list[tuple[Tensor, DeviceFi
 
 
 def is_plain(part: Any) -> bool:
-    """Whether it is host memory that can be copied byte by byte. Other parts are moved by their own `to`."""
+    """Returns whether it is host memory that can be copied byte by byte. Other parts are moved by their own `to`."""
     if type(part) is not Tensor or part.layout is not torch.strided or part.device.type != "cpu":
         return False
     return not (part.requires_grad or part.is_quantized or part.is_nested or part.is_conj() or part.is_neg())

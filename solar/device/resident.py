@@ -32,7 +32,7 @@ class MissingBatch(PendingBatch):
 
 
 class Parts(NamedTuple):
-    """Each H5Dataset divided into the fields of numbers, which can stay on a device, and the others."""
+    """Divides each H5Dataset into the fields of numbers, which can stay on a device, and the others."""
 
     numbers: list[H5Dataset]
     others: list[H5Dataset]
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidentSource(SampleSource):
-    """What lies beneath a dataset, of which is not read again what a tier has."""
+    """A source that does not read again what a device cache has."""
 
     parts: Parts
     tier: DeviceCache
@@ -58,14 +58,14 @@ class ResidentSource(SampleSource):
 
 
 def parted(datasets: Sequence[H5Dataset]) -> Parts:
-    """The parts of these datasets."""
+    """Returns the parts of these datasets."""
     numbers = [stays(layout) for layout in leaves(datasets[0].layouts)]
     others = [not one for one in numbers]
     return Parts([_only(one, numbers) for one in datasets], [_only(one, others) for one in datasets])
 
 
 def _only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
-    """The dataset with these of its fields, one after another."""
+    """Returns the dataset with these of its fields, one after another."""
     made = copy.copy(dataset)  # which has opened nothing yet
     every = zip(*map(leaves, (dataset.layouts, dataset.fields, dataset.extents)), chosen, strict=True)
     found = [facts for *facts, here in every if here]
@@ -80,7 +80,7 @@ def start_fields(datasets: list[H5Dataset], which: Array, rows: Array) -> Iterat
 
 
 def stays(layout: Layout) -> bool:
-    """Whether the samples are numbers, which can stay on a device."""
+    """Returns whether the samples are numbers, which can stay on a device."""
     return layout.dtype.base.kind in TENSOR_KINDS
 
 
@@ -89,7 +89,7 @@ def stays(layout: Layout) -> bool:
 
 @dataclass
 class ResidentBatch:
-    """A batch of which the rows that are not on the device have been read."""
+    """A batch whose rows that are not on the device have been read."""
 
     batch: Any
     names: Array  # of all its samples
@@ -97,7 +97,7 @@ class ResidentBatch:
 
 
 def without_kept(names: Array, tier: DeviceCache, finishes: Any, future: BatchFuture, batch: Any) -> ResidentBatch:
-    """The batch without what is on the device by now; from a buffer it comes whole, and that is left out here."""
+    """Returns the batch without what is on the device by now: from a buffer it comes whole."""
     if isinstance(future.pending, MissingBatch):
         return ResidentBatch(batch, names, future.pending.slots)
     slots = tier.slots(names)

@@ -1,4 +1,4 @@
-"""Pinned memory, and the operations that copying needs of an asynchronous device."""
+"""Pinned memory, and the operations of an asynchronous device that copying needs."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ class StreamMark(Protocol):
 
 
 class Streams(Protocol):
-    """A stream of copies beside that of the consumer, and what orders the two without either waiting for the host."""
+    """A stream of copies beside that of the consumer, and what orders the two without the host waiting for either."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Host memory that the device copies from by itself. RuntimeError where there is none."""
+        """Returns host memory that the device copies from by itself. Raises RuntimeError if there is none."""
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether the device copies from a tensor by itself."""
+        """Returns whether the device copies from a tensor by itself."""
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Device work begun within goes to the stream of copies, and so does the memory it takes."""
+        """Inside the block, device work and memory belong to the stream of copies."""
 
     def there(self, host: Tensor) -> Tensor:
-        """A tensor on the device, to which the copy of `host` is begun. Within `beside`."""
+        """Returns a tensor on the device to which the copy of `host` has begun. Call it inside `beside`."""
 
     def mark(self) -> StreamMark:
-        """The work begun so far beside the consumer."""
+        """Returns a mark of the work begun so far beside the consumer."""
 
     def follow(self, mark: StreamMark) -> None:
-        """What the consumer begins from now on begins on the device after `mark`."""
+        """Makes what the consumer begins from now on wait on the device for `mark`."""
 
     def keep(self, tensor: Tensor) -> None:
-        """The tensor's memory is not used again before what the consumer will have begun with it is done."""
+        """Keeps the tensor's memory from being reused before everything that the consumer has begun with it is done."""
 
     def continued(self) -> None:
-        """What the consumer begins from now on comes after all that it began before, also in another stream."""
+        """Makes what the consumer begins from now on come after all that it began before, also in another stream."""
 
     # --- for native code that copies ----
 
     @property
     def side(self) -> int:
-        """The stream of copies, as the device's driver knows it."""
+        """Returns the stream of copies, as the device's driver knows it."""
 
     def native(self) -> _native.Device | None:
-        """What copies without Python; None where nothing does."""
+        """Returns what copies without Python; None if nothing does."""
 
     def current(self) -> int:
-        """The consumer's stream."""
+        """Returns the consumer's stream."""
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor on the device with nothing in it. Within `beside`."""
+        """Returns an uninitialised tensor on the device. Call it inside `beside`."""
 
 
 CUDA_DRIVER = "libcuda.so.1"
@@ -77,11 +77,11 @@ CUDA_DRIVER = "libcuda.so.1"
 class CudaStreams:
     """Streams of a CUDA device.
 
-    Memory of what lands is taken while the stream of copies is current, so torch's allocator gives it out again to that
-    stream alone, in its order. The consumer's kernels run in another stream: `follow` makes that wait for the copy,
-    and `keep` (record_stream) makes the allocator wait, once the last reference is gone, for all that the consumer has
-    begun until then. Without the one a kernel would read what is not there yet, without the other the next copy could
-    write to what a kernel still reads.
+    Memory for copies is allocated while the stream of copies is current, so torch's allocator reuses it for that stream
+    alone, in its order. The consumer's kernels run in another stream: `follow` makes that one wait for the copy, and
+    `keep` (record_stream) makes the allocator wait, once the last reference is gone, for everything that the consumer
+    has begun until then. Without the former a kernel would read what is not there yet, without the latter the next copy
+    could overwrite what a kernel still reads.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -146,13 +146,13 @@ STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": CudaStreams}
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """The streams of a device; None where it has none that we know."""
+    """Returns the streams of a device; None for a kind that we do not know."""
     make = STREAMS.get(device.type)
     return None if make is None else make(device)
 
 
 def named_device(given: str | int | torch.device) -> torch.device:
-    """The device of this name, whether it is there or not. ValueError for what is no device's."""
+    """Returns the device of this name, whether it exists or not. Raises ValueError for an invalid name."""
     try:
         return torch.device(given)
     except RuntimeError as error:
@@ -160,7 +160,7 @@ def named_device(given: str | int | torch.device) -> torch.device:
 
 
 def device_of(given: str | int | torch.device) -> torch.device:
-    """The device, with its number where its kind has several. ValueError where there is none such."""
+    """Returns the device, with its number if there are several. Raises ValueError if it does not exist."""
     device = named_device(given)
     if device.type != "cuda":
         return device
@@ -184,9 +184,9 @@ _warned = threading.Event()  # that there is no pinned memory: said once
 
 
 class PinnedPool:
-    """Pinned memory that the process's pool of batches hands out before other, as long as this loader needs it.
+    """Pinned memory that the process's pool of batches hands out first, as long as this loader needs it.
 
-    Native threads then read to it, whoever they read for. It comes to be as batches that are not in it pass by.
+    Native threads then read into it, for whichever loader they read. It grows as batches pass that are not in it.
     """
 
     left: list[Tensor] = []  # noqa: RUF012  # what was in use when a loader ended
@@ -197,7 +197,7 @@ class PinnedPool:
         self._made: Counter[int] = Counter()  # of each tensor of a batch
 
     def take_the_place_of(self, number: int, tensor: Tensor, most: int) -> None:
-        """Next time this tensor of a batch may be in pinned memory, if it is in the pool's; up to so many pieces."""
+        """Lets this tensor of the next batch be in pinned memory, if it is in the pool's, up to `most` pieces."""
         nbytes = _native.pool_nbytes(tensor.data_ptr()) if tensor.nbytes >= ADOPTED_FROM else 0
         if nbytes == 0 or self._made[number] >= most:
             return
@@ -210,7 +210,7 @@ class PinnedPool:
         _native.pool_adopt(memory.data_ptr(), nbytes)
 
     def close(self) -> None:
-        """Frees what is not in use; what is, when another loader ends."""
+        """Frees what is not in use; the rest is freed when another loader ends."""
         PinnedPool.left += self._memory
         self._memory, self._made = [], Counter()
         PinnedPool.left[:] = [one for one in PinnedPool.left if not _native.pool_disown(one.data_ptr())]
@@ -228,7 +228,7 @@ class Ring:
         self.staged_nbytes = 0  # that the host copied
 
     def staged(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors in pinned memory; themselves where they are there already, or nothing can be pinned.
+        """Returns the tensors in pinned memory; themselves if they are there already, or if nothing can be pinned.
 
         What was staged two calls ago is overwritten: it must have been copied to the device.
         """
@@ -255,7 +255,7 @@ class Ring:
         return hosts
 
     def _next(self, nbytes: int) -> Tensor | None:
-        """The slot used longest ago."""
+        """Returns the slot that was used longest ago."""
         slot = self._slots.popleft() if len(self._slots) == SLOTS else None
         if slot is None or slot.nbytes < nbytes:
             del slot  # before its successor is taken
@@ -266,7 +266,7 @@ class Ring:
 
 
 def pin_memory(streams: Streams, nbytes: int) -> Tensor | None:
-    """So many bytes of pinned memory; None, with a word about the limit, where there is none."""
+    """Returns this many bytes of pinned memory; None, with a warning about the limit, if there is none."""
     try:
         return streams.pinned(nbytes)
     except RuntimeError as error:

@@ -36,7 +36,7 @@ from solar.values import PartScript, Transfers
 
 
 class Stretch(NamedTuple):
-    """Batches from number `base` on, and their exchanged rows: those of step s lie in [at[s], at[s + 1])."""
+    """Batches from number `base` on, and their exchanged rows: those of step s are [at[s], at[s + 1])."""
 
     base: int
     sizes: NDArray[np.int64]  # rows of the batches' memory
@@ -70,7 +70,7 @@ class Batch:
 
 
 class PendingExchange:
-    """At most `window` batches, shared by the threads that exchange and those that take. Any thread may call."""
+    """At most `window` batches, shared by the threads that exchange and those that take. Any thread may call it."""
 
     def __init__(self, window: int) -> None:
         self.changed = threading.Condition()  # of an RLock: garbage may be collected while it is held
@@ -91,7 +91,7 @@ class PendingExchange:
             self.changed.notify_all()
 
     def room(self) -> tuple[int, Stretch] | None:
-        """Waits for room; gives the number of the next batch and its stretch. None at the end."""
+        """Waits for room. Returns the number of the next batch and its stretch; None at the end."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.ends() or (self._next < self._appended and len(self.batches) < self._window)
@@ -103,7 +103,7 @@ class PendingExchange:
             return self._next, self._stretches[0]
 
     def ends(self) -> bool:
-        """Whether no further batch will begin."""
+        """Returns whether no further batch will begin."""
         return self.closing or self.fatal is not None
 
     def put(self, batch: Batch) -> None:
@@ -116,7 +116,7 @@ class PendingExchange:
             self.changed.notify_all()
 
     def whole(self, number: int, seconds: float) -> Batch | None:
-        """This batch, if it is complete within this time. Raises its error if it failed."""
+        """Returns this batch if it is complete within this time. Raises its error if it failed."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_whole(number) or self.ends() or number in self._unwanted, seconds)
             if self._is_whole(number):
@@ -134,7 +134,7 @@ class PendingExchange:
         return batch is not None and batch.whole
 
     def let_go(self, number: int) -> None:
-        """Hands this batch over to whoever waited for it."""
+        """Releases a batch that was handed out."""
         with self.changed:
             batch = self.batches.get(number)
             if batch is not None and not batch.taken:
@@ -150,7 +150,7 @@ class PendingExchange:
             self.changed.notify_all()
 
     def came(self, peer: int, batch: Batch, nbytes: int, error: Exception | None = None) -> None:
-        """Notes that a letter of a peer for a batch has arrived, or failed with `error`."""
+        """Notes that a message of a peer for a batch has arrived, or failed with `error`."""
         with self.changed:
             batch.exchanged += nbytes
             batch.error = batch.error or error
@@ -160,13 +160,13 @@ class PendingExchange:
             self.changed.notify_all()
 
     def left(self, batch: Batch) -> None:
-        """Notes that its parcel was sent."""
+        """Notes that the parcel of a batch was sent."""
         with self.changed:
             batch.letters, batch.sent = [], True
             self._leave(batch)
 
     def _leave(self, batch: Batch) -> None:
-        """Makes room for another batch, if nobody needs this one."""
+        """Makes room for another batch if nobody needs this one."""
         if batch.taken and batch.sent and not batch.missing:
             self.batches.pop(batch.number, None)
             self.changed.notify_all()
@@ -195,7 +195,7 @@ LAST = -1  # the number of what is no batch: the ENDs
 
 
 class Head(NamedTuple):
-    """What a letter begins with: four numbers."""
+    """The beginning of a message: four numbers."""
 
     kind: int  # what follows
     number: int  # of which batch
@@ -204,7 +204,7 @@ class Head(NamedTuple):
 
 
 class DueTransfer(NamedTuple):
-    """A letter that is to come."""
+    """A message that is expected."""
 
     batch: Batch
     letter: int
@@ -212,7 +212,7 @@ class DueTransfer(NamedTuple):
 
 
 class TransferThreads:
-    """The threads that work on the batches underway, and what they know of the peers."""
+    """The threads that send and receive, and what they know about the peers."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class TransferThreads:
         self._poster.start()
 
     def waiting_for(self, number: int) -> str:
-        """What this batch still waits for, in words."""
+        """Describes what this batch still waits for."""
         with self._changed:
             batch = self._underway.batches.get(number)
             return (
@@ -250,12 +250,12 @@ class TransferThreads:
             )
 
     def counts(self) -> dict[str, int]:
-        """Rows and bytes sent and received; the bytes of boxes for arriving rows, now and at most."""
+        """Returns the rows and bytes sent and received, and the bytes of room for arriving rows, now and at most."""
         with self._changed:
             return dict(self._counted)
 
     def close(self, seconds: float) -> bool:
-        """Ends it. True if all others end within this time; if not, threads stay to receive what they send."""
+        """Ends the exchange. False if a peer does not end in time: then threads stay to receive from it."""
         self._underway.close()
         self._running.close()  # the poster may wait for it
         if threading.current_thread().name == NAME:
@@ -271,7 +271,7 @@ class TransferThreads:
         return True
 
     def drop(self) -> None:
-        """Ends it without waiting: the poster's thread waits, and frees the memory."""
+        """Ends the exchange without waiting. The poster's thread waits, and frees the memory."""
         with self._changed:
             self._dropped, posting = True, self._posting
         self._underway.close()
@@ -283,7 +283,7 @@ class TransferThreads:
             return self._changed.wait_for(lambda: self._open == 0, seconds)
 
     def _free(self, seconds: float) -> None:
-        """Ends the threads of the mail when all is over, and frees its communicator, once."""
+        """Ends the threads of the bulk channel when the exchange is over, and frees its communicator, once."""
         with self._changed:
             free, self._freed = not self._freed and not self._broken, True
         self._mail.join(seconds)
@@ -291,7 +291,7 @@ class TransferThreads:
             self._mail.free()
 
     def open_peers(self) -> str:
-        """The ranks that have not closed, in words."""
+        """Describes the ranks that have not closed."""
         with self._changed:
             names = [self._named(peer) for peer in self._others() if peer not in self._reasons]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -304,9 +304,9 @@ class TransferThreads:
         return f"rank {peer} of {self._mail.ranks}"
 
     def look(self) -> None:
-        """Whoever waits calls it now and then: fails what waits for a rank whose process has ended.
+        """Fails what waits for a rank whose process has ended. Whoever waits calls it now and then.
 
-        MPI says nothing of such a rank. What it sent before its end may still come, for so long as BURIAL.
+        MPI does not report such a rank. What it sent before its end may still arrive, for up to BURIAL seconds.
         """
         now = time.monotonic()
         for peer in self._ended_ranks():
@@ -314,7 +314,7 @@ class TransferThreads:
                 self._lost(peer, Gone("it no longer answers"))
 
     def _ended_ranks(self) -> list[int]:
-        """Those others whose processes have ended before they had closed."""
+        """Returns the other ranks whose processes ended before they had closed."""
         return [peer for peer in self._peers_ended() if peer != self._mail.rank and peer not in self._reasons]
 
     # --- the poster: takes batches from the run, in their order ----
@@ -335,7 +335,9 @@ class TransferThreads:
             self._free(LAST_WAIT)
 
     def _read_and_post(self, number: int, stretch: Stretch) -> bool:
-        """False at the end. Nothing is left of a batch while the next one is waited for, which may need its memory."""
+        """Reads and sends a batch. Returns False at the end. It keeps nothing of a batch while it waits for the next
+        one, which may need its memory.
+        """
         batch = self._read(number, stretch)
         if batch is not None:
             self._post(batch, stretch)
@@ -386,7 +388,7 @@ class TransferThreads:
             self._wait_sent(batch)
 
     def _send(self, batch: Batch, peer: int, letter: int, begin: int, end: int) -> None:
-        """Sends rows [begin, end) of this batch, of the arrays of a letter, or the reason why there are none."""
+        """Sends rows [begin, end) of this batch in these arrays, or the reason why there are none."""
         if begin == end:
             return
         if batch.error is None:
@@ -406,7 +408,7 @@ class TransferThreads:
             self._lost(peer, error)
 
     def _say_end(self) -> None:
-        """Tells all others that nothing more comes, and listens to them until they say so, too."""
+        """Tells all peers that nothing more comes, and receives from them until they say so, too."""
         last, text = Batch(LAST), encode_text(self._broken)
         ended = self._ended_ranks()  # sending to these, MPI stands still
         others = [peer for peer in self._others() if peer not in ended]
@@ -427,7 +429,7 @@ class TransferThreads:
         self._begin(peer, lambda: self._listen(peer))
 
     def _begin(self, name: int, errand: Callable[[], Errand]) -> None:
-        """Begins this errand, or wakes it if it was begun. Called by the poster alone."""
+        """Begins this task, or wakes it if it has begun. Only the poster calls it."""
         bell = self._bells.get(name)
         if bell is not None:
             bell.set()
@@ -489,7 +491,7 @@ class TransferThreads:
             self._lost(peer, error)
 
     def _fits(self, peer: int, head: Head, due: DueTransfer) -> bool:
-        """Whether a peer sends what is due. If not, everything it sends later is thrown away."""
+        """Returns whether a peer sends what is due. If not, everything that it sends later is thrown away."""
         number, length = due.batch.number, len(due.places)
         fits = (number, due.letter) == (head.number, head.letter) and (head.kind == FAILED or length == head.length)
         if not fits:
@@ -600,8 +602,8 @@ MISSED_WORDS = 0.3  # as long, where one of them is gone: then the others know i
 class Exchange:
     """A Running whose batches also have the rows that other ranks send.
 
-    It holds at most `window` batches that have not been taken. All ranks must make it together, append stretches that
-    fit each other, and take all batches, or close it.
+    It holds at most `window` batches that have not been taken. All ranks must make it together, append matching
+    stretches, and take all batches or close it.
     """
 
     def __init__(
@@ -612,9 +614,8 @@ class Exchange:
         letters: Sequence[slice] = (slice(None),),
         ended: Callable[[], Sequence[int]] = list,
     ) -> None:
-        """`letters` are the arrays of a batch that travel together: all, or those of one field and of another.
-
-        `ended` gives the ranks whose processes are known to have ended.
+        """`letters` are the arrays of a batch that travel together: all of them, or one group per field. `ended`
+        returns the ranks whose processes are known to have ended.
         """
         assert window >= 1
         self._letters = len(letters)
@@ -635,16 +636,16 @@ class Exchange:
 
     @property
     def released(self) -> int:
-        """The number of batches that nobody will ask for again."""
+        """The number of batches that will not be asked for again."""
         return self._underway.released
 
     @property
     def broken(self) -> bool:
-        """Whether what went wrong was more than one batch's: nothing comes any more."""
+        """Whether the exchange failed as a whole, so that no further batch comes."""
         return self._underway.fatal is not None
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: Transfers) -> None:
-        """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
+        """Appends a stretch of batches, whose memory has room for these numbers of rows: its own and the parcel."""
         assert (len(sizes), self._letters) == (len(parcels.sizes), parcels.letters)
         assert np.all(sizes >= parcels.sizes)
         base = self._running.appended
@@ -654,11 +655,11 @@ class Exchange:
         self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch, and counts. TimeoutError after `seconds` says what is missing.
+        """Returns the fields of this batch, and counts. A TimeoutError after `seconds` says what is missing.
 
-        One may wait again until `let_go`, so Ctrl-C loses no batch. Beside the counts of a Running: exchanged_bytes
-        came from other ranks; exchange_wait_ns is the time this call waited for them alone, and travel_wait_ns the
-        part of it while the rows were on their way.
+        One may wait again until `let_go`, so Ctrl-C loses no batch. Besides the counts of a Running there are
+        exchanged_bytes, which came from other ranks; exchange_wait_ns, the time that this call waited for them alone;
+        and travel_wait_ns, the part of it while the rows were travelling.
         """
         begin = time.monotonic()
 
@@ -694,7 +695,7 @@ class Exchange:
         return [one[:samples] for one in batch.values], {**batch.counts, **took}
 
     def let_go(self, number: int) -> None:
-        """Hands this batch over to whoever waited for it."""
+        """Releases a batch that was handed out."""
         if self._traffic is not None:
             self._underway.let_go(number)
 
@@ -727,7 +728,7 @@ class Exchange:
             _left.append(traffic)
 
     def drop(self) -> None:
-        """Ends it without waiting for other ranks, for the garbage collector may call it anywhere."""
+        """Ends the exchange without waiting for other ranks, because the garbage collector may call it anywhere."""
         traffic = getattr(self, "_traffic", None)
         if traffic is not None and traffic not in _left and not sys.is_finalizing():
             _dropped.add(traffic)

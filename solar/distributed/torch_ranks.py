@@ -1,4 +1,4 @@
-"""How ranks that torchrun started exchange messages: in a gloo process group."""
+"""Lets ranks that torchrun started exchange messages, in a gloo process group."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _END = object()
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any], *, device_placement: bool | None = None) -> PreparedLoader:
-    """The loader as accelerator.prepare would prepare it, still read by solar; it is registered with the accelerator.
+    """Returns the loader as accelerator.prepare would, but still read by solar, and registered with the accelerator.
 
     Every process must call it. Shuffled or in order, its batches are those of an Accelerator with
     DataLoaderConfiguration(use_seedable_sampler=True): the order is that of PlanSampler, with Accelerate's `data_seed`,
@@ -63,9 +63,9 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, device_placement: bool
 
 
 class PreparedLoader(DataLoaderShard):  # Accelerate asks for this type; what builds torch's loader is left out
-    """What `prepare` gives: a solar DataLoader, and all that Accelerate asks of a loader of its own.
+    """What `prepare` returns: a solar DataLoader with everything that Accelerate expects of its own loaders.
 
-    `state_dict` is where the training loop is, and Accelerate's save_state and load_state keep it.
+    `state_dict` is the position of the training loop, and Accelerate's save_state and load_state keep it.
     """
 
     _is_accelerate_prepared = True
@@ -105,7 +105,7 @@ class PreparedLoader(DataLoaderShard):  # Accelerate asks for this type; what bu
             self.end()
 
     def _one_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches, each when the one after it is known, so that the last can be told to be the last."""
+        """Yields each batch when the next one is known, so that the last can be marked as the last."""
         batch = next(batches, _END)
         while batch is not _END:
             if self.device is not None:
@@ -121,31 +121,31 @@ class PreparedLoader(DataLoaderShard):  # Accelerate asks for this type; what bu
             batch = following
 
     def begin(self) -> None:
-        """Accelerate's: this loader is the one being iterated, and so many samples of its last batch are no padding."""
+        """Tells Accelerate which loader is being iterated, and how many samples of its last batch are no padding."""
         self.reset()
         self.remainder = _remainder(self.base_dataloader, self._processes, self.total_batch_size)
         self.gradient_state._add_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that is iterated next; each full iteration chooses the one after it by itself."""
+        """Sets the epoch that is iterated next. Each full iteration moves on to the next by itself."""
         if epoch != self.iteration:
             self._state = None
         super().set_epoch(epoch)
         self.base_dataloader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: after the batch that it was given last."""
+        """Returns the position of the training loop: after the last batch that it got."""
         return self._position() if self._state is None else dict(self._state)
 
     def _position(self) -> dict[str, Any]:
-        """Where the loader is. What seeds worker processes is left out where it differs between the processes."""
+        """Returns the loader's position, without the seeds of worker processes if they differ between processes."""
         state = dict(self.base_dataloader.state_dict())
         if self._processes > 1:
             state.pop("base_seed", None)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next iteration go on from there, also at another number of processes."""
+        """Makes the next iteration continue from there, also with another number of processes."""
         self.base_dataloader.load_state_dict(dict(state_dict))
         if isinstance(self.batch_sampler, PlanShard):
             self.batch_sampler.load_state_dict(state_dict["order"]["sampler"])  # its seed is for later epochs too
@@ -154,7 +154,7 @@ class PreparedLoader(DataLoaderShard):  # Accelerate asks for this type; what bu
 
     @property
     def total_batch_size(self) -> int:
-        """Samples of all processes together in a step; 0 where the batch sampler does not say."""
+        """The samples of all processes in a step; 0 if the batch sampler does not say."""
         shard = self.batch_sampler
         size = getattr(shard, "batch_size", None) or self.base_dataloader.batch_size or 0
         return size if getattr(shard, "split_batches", False) else size * self._processes
@@ -212,7 +212,7 @@ class PlanShard(BatchSampler):
         return self._steps(len(self.sampler.dataset))  # type: ignore[arg-type]
 
     def _steps(self, samples: int) -> int:
-        """How many batches this process takes of so many samples."""
+        """Returns how many batches of this many samples the process takes."""
         block, ranks = self._block, self.num_processes
         if self.drop_last:
             return samples // (block * ranks)
@@ -221,17 +221,17 @@ class PlanShard(BatchSampler):
         return max(0, -(-(samples - self.process_index * block) // (block * ranks)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The order, and how much of it all processes together have consumed."""
+        """Returns the order, and how much of it all processes together have used."""
         return {**self.sampler.state_dict(), "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iteration, and only that, go on from there."""
+        """Makes the next iteration, and only that, continue from there."""
         self.sampler.load_state_dict({**state, "samples": 0})
         self._resume = state["epoch"], state["samples"]
 
 
 def remade(kind: type[DataLoader[Any]], loader: Any, **changes: Any) -> DataLoader[Any]:
-    """A loader of this kind with the options of another, but for these changes."""
+    """Returns a loader of this kind with the options of another, except for these changes."""
     options = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
     options |= {"multiprocessing_context": loader.multiprocessing_context, **changes}
     batches_given = "batch_sampler" in changes or (loader.batch_sampler is not None and loader.batch_size is None)
@@ -242,7 +242,7 @@ def remade(kind: type[DataLoader[Any]], loader: Any, **changes: Any) -> DataLoad
 
 
 def refuse_loader(accelerator: Any, loader: Any) -> None:
-    """Raises for what only Accelerate's own loaders do, and says so."""
+    """Raises an error for options that only Accelerate's own loaders support."""
     ours = "accelerator.prepare(loader) does, with torch's loader in place of solar's"
     if not isinstance(loader, DataLoader):
         raise TypeError(f"prepare is for a solar.DataLoader, this is {type(loader).__name__}: use accelerator.prepare")
@@ -259,7 +259,7 @@ def refuse_loader(accelerator: Any, loader: Any) -> None:
 
 
 def data_parallel_rank(accelerator: Any) -> tuple[int, int]:
-    """This process's data-parallel rank, and how many there are: a tensor- or context-parallel group reads alike."""
+    """Returns this process's data-parallel rank, and their number. Tensor-parallel groups read alike."""
     mesh: Any = getattr(accelerator, "torch_device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None) or ()
     alike = 1
@@ -273,7 +273,7 @@ def _sampler_of(loader: DataLoader[Any]) -> Any:
 
 
 def _shard(accelerator: Any, loader: DataLoader[Any], rank: int, ranks: int) -> BatchSampler | None:
-    """What gives this process's batches in place of the loader's own batch sampler; None: that one is right."""
+    """Returns a batch sampler with this process's batches; None if the loader's own is right."""
     batch_sampler: Any = loader.batch_sampler
     sampler = _sampler_of(loader)
     if isinstance(sampler, DistributedSampler):
@@ -303,14 +303,14 @@ def _shard(accelerator: Any, loader: DataLoader[Any], rank: int, ranks: int) -> 
 
 
 def _is_plain_order(sampler: Any) -> bool:
-    """Whether it gives each sample of its source once: in order, or shuffled."""
+    """Returns whether a sampler yields each sample of its source once: in order, or shuffled."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) is SequentialSampler
 
 
 def _shared_generator(accelerator: Any, loader: DataLoader[Any]) -> torch.Generator | None:
-    """What the loader's own sampler draws from, on every process the same; Accelerate keeps it so."""
+    """Returns the generator of the loader's own sampler, which Accelerate keeps equal on every process."""
     sampler = _sampler_of(loader)
     if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator().manual_seed(_seed(accelerator, loader))
@@ -318,7 +318,7 @@ def _shared_generator(accelerator: Any, loader: DataLoader[Any]) -> torch.Genera
 
 
 def _seed(accelerator: Any, loader: DataLoader[Any]) -> int:
-    """One seed for all processes."""
+    """Returns one seed for all processes."""
     generator = getattr(_sampler_of(loader), "generator", None) or loader.generator
     seed = getattr(accelerator.dataloader_config, "data_seed", None)
     if seed is None:
@@ -328,7 +328,7 @@ def _seed(accelerator: Any, loader: DataLoader[Any]) -> int:
 
 
 def _remainder(loader: DataLoader[Any], ranks: int, step: int) -> int:
-    """How many samples of the last gathered batch come before the padding; 0: a full batch, -1: it cannot be said."""
+    """Returns how many samples of the last gathered batch come before the padding; 0: a full batch, -1: unknown."""
     shard = loader.batch_sampler
     if getattr(shard, "drop_last", loader.drop_last):
         return 0

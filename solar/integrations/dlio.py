@@ -67,7 +67,7 @@ class SolarDataLoader(BaseDataLoader):
         )
 
     def next(self) -> Iterator[Any]:
-        """The batches of one epoch. DLIO may leave it before its end."""
+        """Yields the batches of one epoch. DLIO may leave it before its end."""
         if self._loader is None:
             raise RuntimeError("next() before read(): the workload's files are not open yet")
         self._loader.set_epoch(self.epoch_number if self._args.seed_change_epoch else 0)
@@ -75,11 +75,11 @@ class SolarDataLoader(BaseDataLoader):
         yield from self._loader
 
     def finalize(self) -> None:
-        """Called after every epoch: there is nothing to give back, the next epoch needs the files again."""
+        """Called after every epoch. It frees nothing, because the next epoch needs the files again."""
 
 
 class Preprocess:
-    """A sample as it is, after as long as the workload says that preparing it takes."""
+    """Returns samples unchanged, after sleeping as long as the workload says that preparing one takes."""
 
     def __init__(self, seconds: float, spread: float) -> None:
         self.seconds = seconds

@@ -42,7 +42,7 @@ class Source:
         return self._getitems([operator.index(index)])[0]
 
     def _getitems(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Returns the samples at these indices, read together; Grain's name for it."""
+        """Returns the samples at these indices, read together. The name is Grain's."""
         pending = self.dataset.start_batch(indices)
         return samples_of(pending.converted(pending.arrived(), field_array))
 
@@ -59,7 +59,7 @@ class Source:
 def batches(
     dataset: H5Dataset, batch_size: int, *, shuffle: bool = False, seed: int = 0, drop_remainder: bool = False
 ) -> grain.MapDataset[Any]:
-    """Returns a MapDataset of batches, each of which is read with one call, where `batch` would read sample by sample.
+    """Returns a MapDataset of batches, each read with one call; Grain's `batch` would read sample by sample.
 
     The order is that of Grain's own shuffle of as many samples with this seed. What follows (`map`, `to_iter_dataset`,
     `mp_prefetch`, checkpoints) is Grain's.

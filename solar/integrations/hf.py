@@ -21,27 +21,27 @@ from solar.samplers.samplers import PlanSampler
 
 
 class TrainerMixin:
-    """Stands before Trainer among the bases: training, evaluation and prediction read through solar.
+    """A base class before Trainer: training, evaluation and prediction read through solar.
 
-    Samplers, seeds, batch sizes, collator and worker options are those that the Trainer has put together; the batches
-    and their order are the same. What has no indices, such as an IterableDataset, stays with the Trainer's loader.
+    Samplers, seeds, batch sizes, collator and worker options are those of the Trainer; the batches and their order are
+    the same. Datasets without indices, such as an IterableDataset, stay with the Trainer's loader.
     """
 
     def get_train_dataloader(self) -> Any:
-        """The Trainer's training batches."""
+        """Returns the Trainer's training batches."""
         return read_by_solar(super().get_train_dataloader())  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The Trainer's evaluation batches."""
+        """Returns the Trainer's evaluation batches."""
         return read_by_solar(super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The Trainer's prediction batches."""
+        """Returns the Trainer's prediction batches."""
         return read_by_solar(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
 
 
 def read_by_solar(prepared: Any) -> Any:
-    """The batches of a loader that Accelerate has prepared, read by solar; other loaders as they are."""
+    """Returns the batches of a loader that Accelerate has prepared, read by solar; other loaders unchanged."""
     if type(prepared) is not DataLoaderShard or prepared.batch_sampler is None or prepared.batch_size is not None:
         return prepared
     known: PreparedLoader | None = vars(prepared).get("_read_by_solar")
@@ -59,7 +59,7 @@ def read_by_solar(prepared: Any) -> Any:
 
 
 def _once_sharded(sampler: Any) -> Any:
-    """Without Accelerate's sharding where a PlanSampler gives this process its part already."""
+    """Returns the sampler without Accelerate's sharding if a PlanSampler gives this process its part already."""
     if not isinstance(sampler, BatchSamplerShard):
         return sampler
     inner = sampler.batch_sampler

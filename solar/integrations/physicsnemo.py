@@ -65,7 +65,7 @@ class SolarReader(Reader):
         return H5Dataset(list(files), names, samples=samples, page_cache=self._page_cache)
 
     def _together(self) -> H5Dataset | None:
-        """All files as one dataset; None where they do not fit each other, as samples of different shapes do not."""
+        """Returns all files as one dataset; None if they do not fit together, such as samples of different shapes."""
         try:
             return self._open_dataset(*self._files)
         except LayoutError as error:
@@ -98,5 +98,5 @@ class SolarReader(Reader):
 
 
 def _top_level(file: Path) -> list[str]:
-    """The datasets of the root group of a file, as HDF5Reader finds them."""
+    """Returns the datasets of the root group of a file, as HDF5Reader finds them."""
     return [name for name in (path.lstrip("/") for path in inspect(file)) if "/" not in name]

@@ -1,4 +1,4 @@
-"""AdoptedReads: reads ahead for a Dataset of the user's what its `__getitem__` asks h5py for, and answers from that."""
+"""AdoptedReads: learns what a user's Dataset reads by h5py, reads that ahead, and answers h5py's calls from it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ PLACES = 1 << 16  # datasets that are remembered by where they lie
 
 
 def batches_known(sampler_state: Any, position: Any, ahead: int | None) -> tuple[int | None, Callable[[], int | None]]:
-    """How many batches may be drawn before they are used, as AdoptedPass takes it, so that no draw is another's.
+    """Returns how many batches may be drawn before they are used, so that no random draw becomes another one's.
 
-    A sampler of the user's may look at what the training does, or draw from torch's generator as his Dataset does. It
-    is asked ahead only if he says how far. torch's own are asked ahead, but where one draws once more at its end from
-    a generator of the user's, the last batch waits.
+    A user's sampler may look at what the training does, or draw from torch's generator as the Dataset does, so it is
+    asked ahead only as far as the user allows. torch's own samplers are asked ahead, except that the last batch waits
+    where the sampler draws once more at its end from a generator of the user's.
     """
     order = position.order
 
@@ -85,7 +85,7 @@ def batches_known(sampler_state: Any, position: Any, ahead: int | None) -> tuple
 
 
 class KnownDatasets:
-    """The h5py.Datasets that were asked, by number. Those that native code cannot read have the number -1."""
+    """The h5py.Datasets that were read, by number. Those that native code cannot read have the number -1."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
@@ -125,7 +125,7 @@ class KnownDatasets:
 
 @dataclass
 class CallCounts:
-    """How often h5py was asked, and how often it was answered in its place; and the seconds of doing so."""
+    """Counts calls of h5py, how many of them were answered in its place, and the seconds that both took."""
 
     answered: int = 0
     asked: int = 0
@@ -140,12 +140,11 @@ class CallCounts:
 
 
 class AdoptedReads:
-    """What a loader learned of its Dataset's reading, and the blocks it holds for it. One thread at a time uses it."""
+    """What a loader has learned about its Dataset's reads, and the blocks that it holds. Not for several threads."""
 
     def __init__(self, dataset: Any, buffer: int | None, asked_for: Sequence[str] = ()) -> None:
-        """`buffer` is the memory for blocks. Where nobody says (None), those that are decoded are kept, but no others.
-
-        0 keeps none: each is dropped when its batches are made. `asked_for` are arguments that the user gave for this.
+        """`buffer` is the memory for blocks. None keeps only blocks that had to be decoded; 0 keeps none: each is
+        dropped as soon as its batches are made. `asked_for` names the arguments that the user gave for reading ahead.
         """
         self.reads = SampleReads(dataset)
         self.known = KnownDatasets()
@@ -163,7 +162,7 @@ class AdoptedReads:
     # --- h5py's calls ----
 
     def getitem(self, of_h5py: ReadCall, dataset: Any, args: Any) -> Any:
-        """What h5py gives for `dataset[args]`."""
+        """Returns what h5py gives for `dataset[args]`."""
         if self.left_alone:
             return of_h5py(dataset, args)
         begun = perf_counter()
@@ -180,7 +179,7 @@ class AdoptedReads:
         return found
 
     def read_direct(self, of_h5py: ReadCall, dataset: Any, dest: Any, source_sel: Any, dest_sel: Any) -> None:
-        """What h5py does for `dataset.read_direct(dest, source_sel, dest_sel)`."""
+        """Does what h5py does for `dataset.read_direct(dest, source_sel, dest_sel)`."""
         begun = perf_counter()
         number, wanted = self._wanted_rows(dataset, () if source_sel is None else source_sel)
         if wanted is not None and dest_sel is None and self._fits(number, dest):
@@ -213,7 +212,7 @@ class AdoptedReads:
         return bool(dest.dtype == self.known.layouts[number].dtype)
 
     def _wanted_rows(self, dataset: Any, args: Any) -> tuple[int, Selected | None]:
-        """The dataset's number, and its rows that are asked for; None: this is h5py's to answer."""
+        """Returns the dataset's number and the rows that are read; None if h5py has to answer."""
         try:
             number = self.known.number_of(dataset)
             if number < 0 or not dataset.id.valid:
@@ -223,7 +222,7 @@ class AdoptedReads:
             return -1, None
 
     def _values(self, number: int, wanted: Selected) -> Any:
-        """What h5py would give; None if it is not in memory."""
+        """Returns what h5py would give; None if it is not in memory."""
         source = self._sources.get(number)
         if source is None:
             return None
@@ -256,12 +255,12 @@ class AdoptedReads:
     # --- what samples read ----
 
     def begin_sample(self) -> list[RowsRead]:
-        """What is read from now on is noted here."""
+        """Returns the list in which reads are noted from now on."""
         self._sample = []
         return self._sample
 
     def note(self, indices: Sequence[int], reads: Sequence[list[RowsRead]]) -> None:
-        """Notes what the samples of a batch read, and decides what is to be done from now on."""
+        """Notes what the samples of a batch read, and decides how to go on."""
         self._sample = None
         self.reads.note(indices, reads)
         cheap = self.reads.known and self.call_seconds < WORTH_A_TABLE
@@ -269,7 +268,7 @@ class AdoptedReads:
             self.watching = False
 
     def decide(self, batches: int, epoch_ended: bool) -> None:
-        """Leaves the Dataset alone where there is nothing to gain. `batches` are those that were looked at."""
+        """Stops adopting the Dataset where there is nothing to gain. `batches` is how many were looked at."""
         reads = self.reads
         if not reads.calls:
             if batches >= QUIET_BATCHES and (reads.samples >= QUIET_SAMPLES or epoch_ended):
@@ -290,14 +289,14 @@ class AdoptedReads:
 
     @property
     def call_seconds(self) -> float:
-        """The seconds that h5py takes for a call, as far as it was seen."""
+        """Returns the seconds that a call of h5py takes, as far as they were measured."""
         seconds = self.reads.seconds[1:] or [0.0]  # the first one is longer
         filtered = any(form.filters for layout in self.known.layouts for form in layout.forms)
         # Of a chunk that h5py keeps, one call of many takes long; else what takes long is somebody else's work.
         return statistics.fmean(seconds) if filtered else statistics.median(seconds)
 
     def leave(self, why: str) -> None:
-        """Leaves the Dataset alone from now on, and says so."""
+        """Stops adopting the Dataset, and logs why."""
         self.left_alone, self.watching = why, False
         for source in self._sources.values():
             self.held.forget(source)
@@ -305,7 +304,7 @@ class AdoptedReads:
         log.info("%s.__getitem__ reads as torch's loader has it read: %s", self._name, why)
 
     def warn_of_no_effect(self) -> None:
-        """Warns once of the arguments that the user gave for reading ahead, where there is none."""
+        """Warns once about arguments that the user gave for reading ahead and that have no effect."""
         if self.left_alone and self._asked_for:
             given, self._asked_for = self._asked_for, ()
             have = "have" if len(given) > 1 else "has"
@@ -322,7 +321,7 @@ class AdoptedReads:
             log.info("reading ahead for %s.__getitem__: %s", self._name, self.words())
 
     def words(self) -> str:
-        """2 datasets of scan.h5, row i."""
+        """Describes what is read, as in "2 datasets of scan.h5, row i"."""
         if self.left_alone:
             return self.left_alone
         rules = [rule for of_leaf in self.reads.rules.values() for rule in of_leaf]
@@ -333,7 +332,7 @@ class AdoptedReads:
         return f"{len(numbers)} dataset{'s' * (len(numbers) > 1)} of {of}, {how}"
 
     def report(self) -> str:
-        """The row of a report; empty if nothing was asked of h5py."""
+        """Returns the line for the report; empty if h5py was never called."""
         counts = self.counts
         if self.left_alone:
             return f"{self._name} is read as torch's loader reads it: {self.left_alone}."
@@ -347,12 +346,12 @@ class AdoptedReads:
     # --- reading ahead ----
 
     def failed(self, error: Exception) -> None:
-        """Leaves the Dataset alone after an error that is not its own: its samples come all the same."""
+        """Stops adopting the Dataset after an error that is not the Dataset's own. Its samples are read by h5py."""
         log.warning("reading ahead for %s ended by an error: %r", self._name, error)
         self.leave(f"reading ahead ended by an error: {error}")
 
     def begin_epoch(self) -> None:
-        """Leaves files to h5py that were changed, or have another in their place."""
+        """Leaves files to h5py that were changed or replaced."""
         with self.lock:
             for number, source in list(self._sources.items()):
                 layout = source.layout
@@ -362,7 +361,7 @@ class AdoptedReads:
                     self.known.changed.add(number)
 
     def start(self, indices: Any) -> list[HeldBlock] | None:
-        """Begins to read what a batch will ask for; None: there is no room yet."""
+        """Begins to read what a batch will need. Returns None if there is no room yet."""
         try:
             return self._start(indices)
         except Exception as error:
@@ -391,7 +390,7 @@ class AdoptedReads:
             return []  # the Dataset will say what is wrong with them
 
     def release(self, blocks: list[HeldBlock]) -> None:
-        """A batch is made that needed these blocks."""
+        """Releases blocks that a finished batch needed."""
         if self.left_alone:
             return
         vain = sum(not block.taken for block in blocks)
@@ -399,7 +398,7 @@ class AdoptedReads:
         self.held.release(blocks)
 
     def check_worth(self) -> None:
-        """Gives reading ahead up where it takes longer than h5py, or what is read is not asked for."""
+        """Stops reading ahead where it takes longer than h5py, or where most of it is never used."""
         counts = self.counts
         answered, missed = counts.answered - counts.held[0], counts.missed - counts.held[1]
         if counts.useless > CHECKED_EVERY or missed > answered + MISSES:
@@ -427,7 +426,7 @@ class AdoptedReads:
             self.watching = True
 
     def close(self) -> None:
-        """Lets the memory go. What was learned stays."""
+        """Frees the memory. What was learned stays."""
         with self.lock:
             for source in self._sources.values():
                 self.held.forget(source)
@@ -439,7 +438,7 @@ Mark = tuple[int | None, list[RowsRead]]  # an index, or None for a whole batch,
 
 
 class _Marked:
-    """A Dataset that says which sample is taken, while it is looked at."""
+    """A Dataset that notes which sample is being read, while the loader learns."""
 
     def __init__(self, dataset: Any, begin: Callable[[Any], None]) -> None:
         self._dataset, self._begin = dataset, begin
@@ -450,12 +449,11 @@ class _Marked:
 
 
 class AdoptedPass:
-    """One epoch of an adopted Dataset: its index batches, drawn ahead, and what is read for them."""
+    """One epoch of an adopted Dataset: draws its index batches ahead, and reads what they need."""
 
     def __init__(self, adopted: AdoptedReads, fetcher: Any, ahead: int | None, most: Callable[[], int | None]) -> None:
-        """`ahead` batches are drawn before they are used (None: as many as are worth it), `most` in all.
-
-        None: nobody knows how many there are.
+        """`ahead` is how many batches to draw before they are used; None: as many as are worth it. `most` is the number
+        of batches in all; None: unknown.
         """
         self.adopted, self._fetcher, self._ahead, self._most = adopted, fetcher, ahead, most
         self._drawn = 0
@@ -469,7 +467,7 @@ class AdoptedPass:
         adopted.begin_epoch()
 
     def next_batch(self, indices: Iterator[Any]) -> Any:
-        """The next index batch; begins to read what it and those after it will ask for."""
+        """Returns the next index batch, and begins to read what it and the batches after it will need."""
         begun = perf_counter()
         adopted = self.adopted
         if adopted.left_alone or not adopted.reads.known:
@@ -523,7 +521,7 @@ class AdoptedPass:
     # --- a batch is made ----
 
     def __enter__(self) -> Self:
-        """Until the end, this thread's calls of h5py are answered, or noted while they are learned from."""
+        """Answers this thread's calls of h5py until the end of the block, or notes them while it learns."""
         adopted = self.adopted
         self._marks = []
         if adopted.watching:
@@ -570,7 +568,7 @@ class AdoptedPass:
         adopted.decide(self._batches, ended)
 
     def close(self) -> None:
-        """Needs no more blocks."""
+        """Releases all blocks."""
         with self.adopted.lock:
             for _, blocks in self._waiting:
                 self.adopted.release(blocks or [])
@@ -581,7 +579,7 @@ class AdoptedPass:
 
 
 def _divide_reads(indices: Any, reads: list[RowsRead]) -> list[Mark]:
-    """What each sample of a batch read, if they were read one after the other and all read as much."""
+    """Returns what each sample of a batch read, if they were read one by one and all read equally much."""
     each, rest = divmod(len(reads), max(1, len(indices)))
     if rest or not each or not all(isinstance(index, int | np.integer) for index in indices):
         return []
@@ -596,10 +594,10 @@ def _list_numbers(batch: Any) -> Any:
 
 
 class AdoptInWorker:
-    """A worker's init function. After the user's, it has what the Dataset reads learned and read by threads there.
+    """The init function of a worker process: calls the user's, then adopts the Dataset there.
 
-    Each worker learns for itself, and has its part of the memory. It is not told of later batches: those that it makes
-    in advance are read in advance.
+    Each worker learns for itself, and has its share of the memory. It reads ahead only for the batches that torch has
+    already given it.
     """
 
     def __init__(self, users: Callable[[int], None] | None, buffer: int | None, workers: int) -> None:
@@ -627,7 +625,7 @@ class AdoptInWorker:
 
 
 class WorkerFetcher:
-    """torch's fetcher in a worker, whose batches are read by threads as far as it is known what they read."""
+    """torch's fetcher in a worker. It reads ahead what the batches are known to need."""
 
     def __init__(self, torchs: Any, adopted: AdoptedReads) -> None:
         self.dataset = torchs.dataset

@@ -1,4 +1,4 @@
-"""BatchMaker: makes batches of arrays by transform and collation, here, in threads or in processes."""
+"""BatchMaker: makes batches of arrays by transform and collation, in this thread, in threads or in processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAITING = "solar: wait for a batch being made"
 
 @dataclass
 class BatchMaker:
-    """How to make a batch from arrays. It can be pickled if its functions can."""
+    """Makes a batch from arrays. It can be pickled if its functions can."""
 
     transform: Transform | None
     thread_safe: bool
@@ -45,7 +45,7 @@ class BatchMaker:
         self.in_processes = self.in_python and not self.thread_safe  # if there are any
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
-        """The transformed samples; the arrays themselves if they can be collated whole."""
+        """Returns the transformed samples; the arrays themselves if they can be collated whole."""
         if self.collation is not None:
             return arrays
         samples = samples_of(arrays)
@@ -62,7 +62,7 @@ class BatchMaker:
 
 
 def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> BatchFuture:
-    """A batch that is made in the consumer's thread, when it is asked for."""
+    """Returns a batch that is made in the consumer's thread when the loop takes it."""
     return BatchFuture(pending, samples, partial(_make_here, making, keys))
 
 
@@ -89,7 +89,7 @@ def make_batch(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, arr
 
 
 class Threads:
-    """Makes batches in threads as soon as they are read; with `processes`, the threads only pass arrays on."""
+    """Makes batches in threads as soon as they are read. With `processes` the threads only pass arrays on."""
 
     def __init__(self, making: BatchMaker, threads: int, processes: Processes | None = None) -> None:
         self._making = making
@@ -122,7 +122,7 @@ class Threads:
         return self._making.collated(samples) if self._making.collates_itself else samples
 
     def close(self) -> None:
-        """Cancels batches that have not begun. Those in work end by themselves."""
+        """Cancels batches that have not begun. Those that have begun finish by themselves."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -27,9 +27,10 @@ Act = Callable[["BatchFuture", Any], Any]
 
 
 class BatchFuture:
-    """A batch that the user will get: `get` makes it, then each step changes it. It knows how long each one took.
+    """A batch that the user will get: `get` makes it, then each step changes it. It knows how long each step took.
 
-    Steps refer to it only as their argument: else an error's traceback, or a cycle, would keep its memory alive.
+    Steps receive the future as an argument and never hold a reference to it: an error's traceback, or a cycle, would
+    keep its memory alive.
     """
 
     def __init__(self, pending: PendingBatch, samples: int, get: Get) -> None:
@@ -47,7 +48,7 @@ class BatchFuture:
         return self
 
     def ahead(self, pool: Executor, act: Act, stopped: threading.Event, name: str) -> BatchFuture:
-        """Has a thread do all steps so far and this one as soon as possible. `name` is the cause of waiting for it."""
+        """Has a thread do all steps so far, and this one. `name` is the cause of waiting for it."""
         get, steps, self._steps = self._get, self._steps, []
         assert get is not None, "it was forgotten"
         number, process = len(self._futures), os.getpid()
@@ -77,7 +78,7 @@ class BatchFuture:
         return data
 
     def until(self, stopped: threading.Event, look: Callable[[], Any]) -> Any:
-        """Waits, in a thread, until `look` gives something. RuntimeError once the batch is no longer wanted."""
+        """Waits, in a thread, until `look` returns something. RuntimeError: the batch is no longer wanted."""
         while not stopped.is_set() and self._get is not None:
             try:
                 if found := look():
@@ -87,7 +88,7 @@ class BatchFuture:
         raise RuntimeError(UNWANTED)
 
     def forget(self) -> None:
-        """Gives the batch up. What a thread still makes of it is freed when it is done, and its error is dropped."""
+        """Gives the batch up. What a thread is still making is freed when it is done, and its error is dropped."""
         futures, self._futures = self._futures, []
         self._get, self._steps = None, []
         for future in futures:
@@ -124,5 +125,5 @@ lifecycle.before_threads_end(stop_threads)  # before that of ThreadPoolExecutor,
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """A range in torch's profiler; almost free while the profiler is off."""
+    """Returns a range for torch's profiler. It costs almost nothing while the profiler is off."""
     return record_function(name) if profiling() else nullcontext()

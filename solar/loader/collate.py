@@ -15,7 +15,7 @@ NAMES_SHOWN = 4  # shapes
 
 
 def collated(samples: list[Any], where: str = "batch") -> Any:
-    """Calls torch's default_collate. An error says what torch makes no tensor of, and what to do; `where` names it."""
+    """Calls torch's default_collate. Its error names the part (`where`) and says what to do."""
     try:
         return default_collate(samples)
     except TypeError as error:
@@ -32,7 +32,7 @@ def collated(samples: list[Any], where: str = "batch") -> Any:
 
 
 def differing_part(samples: list[Any], where: str) -> str:
-    """Which part of the samples differs in shape, and how; empty if all agree."""
+    """Returns which part of the samples differs in shape, and how; empty if all agree."""
     first = samples[0]
     if isinstance(first, Mapping):
         parts = ((f"{where}[{key!r}]", [sample[key] for sample in samples if key in sample]) for key in first)
@@ -46,7 +46,7 @@ def differing_part(samples: list[Any], where: str) -> str:
 
 
 def _convert(sample: Any, where: str) -> Any:
-    """Calls torch's default_convert. An error says what torch makes no tensor of."""
+    """Calls torch's default_convert. Its error says which type torch cannot convert."""
     try:
         return default_convert(sample)  # type: ignore[no-untyped-call]
     except TypeError as error:
@@ -54,7 +54,7 @@ def _convert(sample: Any, where: str) -> Any:
 
 
 def _explain(error: TypeError, sample: Any, where: str) -> TypeError:
-    """Returns the error with words about numpy's uint64 scalars; any other error as it is."""
+    """Returns the error with an explanation where numpy's uint64 scalars cause it; any other error as it is."""
     if not (name := _wide_scalar(sample, where)):
         return error
     return TypeError(
@@ -65,7 +65,7 @@ def _explain(error: TypeError, sample: Any, where: str) -> TypeError:
 
 
 def _wide_scalar(sample: Any, where: str) -> str:
-    """Returns which part of a sample is a scalar of uint64; empty if none is."""
+    """Returns which part of a sample is a uint64 scalar; empty if none is."""
     if isinstance(sample, Mapping):
         parts = [(f"{where}[{key!r}]", part) for key, part in sample.items()]
     elif isinstance(sample, (tuple, list)):
@@ -78,7 +78,8 @@ def _wide_scalar(sample: Any, where: str) -> str:
 class Collation:
     """Turns a batch of arrays into tensors with torch's types and torch's errors.
 
-    For each numpy dtype, a single sample is given to torch to see what it makes of it: right for any version of torch.
+    For each numpy dtype it has torch collate a single sample and looks at the result, so it is right for any version of
+    torch.
     """
 
     def __init__(self, auto_collation: bool) -> None:
@@ -107,7 +108,7 @@ class Collation:
         return collated(samples, where) if self._auto_collation else _convert(samples[0], where)
 
     def as_they_are(self, dtype: np.dtype[Any], ndim: int) -> bool:
-        """Whether the tensor of batches of so many axes is their memory, as torch.from_numpy gives it."""
+        """Returns whether a batch with this dtype and number of axes becomes a tensor without a copy."""
         values = np.empty((1,) * ndim, dtype)
         try:
             return self._auto_collation and self._dtype_of(values) is torch.from_numpy(values).dtype
@@ -118,7 +119,7 @@ class Collation:
         return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)
 
     def _dtype_of(self, batch: np.ndarray[Any, Any], where: str = "batch") -> torch.dtype | None:
-        """The dtype of torch's tensor for such a batch; None where torch makes none. Raises what torch raises."""
+        """Returns the dtype of torch's tensor for such a batch; None if it makes none. Raises torch's errors."""
         key = (batch.dtype, batch.ndim == 1)
         if key not in self._dtypes:
             sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]

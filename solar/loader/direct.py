@@ -1,4 +1,4 @@
-"""DirectBatches: batches for which nothing is left to do between their bytes and your loop."""
+"""DirectBatches: hands out batches that need no work between being read and reaching your loop."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from solar.samples.source import SampleSource
 
 
 class DirectBatches:
-    """Hands out batches that are taken as they come. `hand_out` raises where more is to be done; then `leave`.
+    """Hands out batches as they are read. `hand_out` raises where one needs more work; then call `leave`.
 
-    It makes no object that outlasts a batch, and counts nothing: Stats does when it is asked, or after some batches.
+    It makes no object that outlives a batch. Counting is left to Stats, which does it when it is asked or after several
+    batches.
     """
 
     def __init__(self, source: DirectSource, feed: BatchFeed, stats: Any, position: EpochPosition, waits: bool) -> None:
@@ -43,7 +44,10 @@ class DirectBatches:
         stats.held(-source.nbytes)
 
     def hand_out(self, asked_at: float, last: float) -> tuple[Any, float]:
-        """The next batch, and when it was handed out. It was asked for then, and the last handed out then (0: none)."""
+        """Returns the next batch, and the time at which it was handed out.
+
+        `asked` is when the loop asked for it, `last` when the loop got the one before; 0: there was none.
+        """
         source, feed = self.source, self.feed
         if profiling():  # the long way has its ranges
             raise NotDirect
@@ -80,7 +84,7 @@ class DirectBatches:
         return data, now
 
     def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
-        """The batches on their way, for the long way."""
+        """Returns the batches that are being read, so that the iterator can go on with them."""
         future = list[BatchFuture | Exception]()
         held = -self._held
         for one in self.feed.leave():
@@ -103,7 +107,10 @@ def direct_source(
     samples: int,
     ahead: tuple[int, int],
 ) -> RunBatches | ReaderBatches | None:
-    """The short way of batches of so many samples; None where there is none. `ahead` are batches, and bytes at most."""
+    """Returns what hands out batches of `samples` samples directly; None where they need more work.
+
+    `ahead` is how many batches, and how many bytes, may be read ahead.
+    """
     assemble = None if collation is None else assembly(source, collation.as_they_are, list)
     if assemble is None:
         return None

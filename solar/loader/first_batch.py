@@ -1,4 +1,4 @@
-"""Shows how far the first batch of an epoch is while it is read."""
+"""Shows the progress of an epoch's first batch while it is read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from solar.loader.way import ReaderBatches
 
 
 def waited_for(passing: Any) -> Any:
-    """The first batch of a EpochIterator, which is shown as it comes."""
+    """Returns the first batch of an EpochIterator, and shows its progress meanwhile."""
     return waiting("reading the first batch", passing._next_data, percent(lambda: last_ticket(passing)), 100, "%")
 
 
 def percent(last: Callable[[], int]) -> Callable[[], int | None]:
-    """Tells how much of what is asked for from now on is done, up to the engine's `last` ticket; None: nobody knows.
+    """Returns a function that tells how much of the reading up to the engine's `last` ticket is done; None: unknown.
 
-    What another loader of this process asks for meanwhile counts along.
+    Reads of another loader of this process count, too.
     """
     before, _ = Engine.progress(0)
     most: int | None = None
@@ -35,7 +35,7 @@ def percent(last: Callable[[], int]) -> Callable[[], int | None]:
 
 
 def last_ticket(passing: Any) -> int:
-    """The engine's last ticket that the oldest batch on its way waits for; 0: there is none yet, or nobody knows."""
+    """Returns the engine's last ticket that the oldest batch waits for; 0: there is none yet, or it is unknown."""
     try:
         if passing._buffered_pass is not None:
             run = passing._buffered_pass.run

@@ -21,12 +21,12 @@ WAIT = 60.0  # seconds that a block may take; then h5py reads what was asked for
 
 
 def is_one_block(layout: Layout) -> bool:
-    """Whether a dataset is so small that all of it is read at once."""
+    """Returns whether a dataset is so small that it is read in one piece."""
     return layout.samples * layout.sample_nbytes <= ONE_BLOCK
 
 
 class BlockLoad:
-    """Blocks that are read by one request, and the memory they share."""
+    """Blocks that one request reads, and the memory that they share."""
 
     __slots__ = ("blocks", "failed", "nbytes", "pending", "values")
 
@@ -38,7 +38,7 @@ class BlockLoad:
         self.failed = False
 
     def wait(self) -> NDArray[Any] | None:
-        """The rows; None if they could not be read."""
+        """Waits for the rows. Returns None if they could not be read."""
         if self.pending is not None:
             try:
                 self.values = self.pending.wait(WAIT)
@@ -49,7 +49,7 @@ class BlockLoad:
 
 
 class HeldBlock:
-    """A block of rows, its place in its load, how many coming batches need it, and whether any value was taken."""
+    """A block of rows: its place in its load, how many coming batches need it, and whether it was ever used."""
 
     __slots__ = ("at", "load", "number", "source", "taken", "uses")
 
@@ -59,13 +59,14 @@ class HeldBlock:
 
 
 class BlockSource:
-    """A dataset in blocks of rows: what is worth reading at once.
+    """A dataset divided into blocks of rows.
 
-    That is what chunks hold that are decoded, all of a small dataset, else as many rows as are asked for at a time.
+    A block is what is worth reading at once: a chunk that must be decoded, all of a small dataset, else the rows of one
+    read.
     """
 
     def __init__(self, layout: Layout, rows: int = 1, buffer: int | None = None) -> None:
-        """`rows` are asked for at a time. `buffer` is what the user said of memory; 0 keeps nothing."""
+        """`rows` is the length of one read. `buffer` is the loader's argument; 0 keeps nothing."""
         self.layout, self.samples, self.sample_nbytes = layout, layout.samples, layout.sample_nbytes
         filtered = any(form.filters for form in layout.forms)
         in_chunk = max((form.chunk[0] for form in layout.forms if form.filters and form.chunk), default=1)
@@ -78,7 +79,7 @@ class BlockSource:
         self.held: dict[int, HeldBlock] = {}
 
     def blocks_of(self, starts: Array, rows: int) -> Array:
-        """The numbers of the blocks that these rows lie in; of those that are out of range, none."""
+        """Returns the numbers of the blocks that these rows lie in. Rows out of range have none."""
         starts = starts[(starts >= 0) & (starts < self.samples)]
         first = starts // self.per_block
         last = (np.minimum(starts + rows, self.samples) - 1) // self.per_block
@@ -92,7 +93,7 @@ class BlockSource:
         return min(self.per_block, self.samples - block * self.per_block)
 
     def start(self, blocks: list[int]) -> Iterable[HeldBlock]:
-        """Begins to read blocks: single rows together, others one by one, so that each can be dropped by itself."""
+        """Begins to read blocks: single rows in one request, others one by one, to be dropped one by one."""
         if self.per_block == 1:
             load = BlockLoad(self.reader.start(np.array(blocks, np.int64)), len(blocks))
             return [HeldBlock(self, block, load, at) for at, block in enumerate(blocks)]
@@ -104,7 +105,7 @@ class BlockSource:
         return made
 
     def rows(self, start: int, stop: int) -> NDArray[Any] | None:
-        """These rows, in memory that is held, or in new memory if they lie in several blocks; None: not all are there.
+        """Returns these rows; None if some are not in memory. Rows of several blocks are copied, else they are a view.
 
         The caller copies what it hands on.
         """
@@ -133,10 +134,11 @@ class BlockSource:
 
 
 class HeldBlocks:
-    """The blocks of all datasets in memory of at most `capacity` bytes.
+    """The blocks of all datasets, in at most `capacity` bytes.
 
-    Those that coming batches need stay; of the others the one that was used last is dropped first, so that in an order
-    that returns to each block once in an epoch as large a part as has room stays for the next.
+    Blocks that coming batches need stay. Of the others, the one that was used most recently is dropped first: in an
+    order that returns to each block once in an epoch, as many blocks as possible are then still there in the next
+    epoch.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -145,7 +147,7 @@ class HeldBlocks:
         self._unused: dict[HeldBlock, None] = {}  # in the order of their last use
 
     def start(self, needed: dict[BlockSource, list[int]]) -> list[HeldBlock] | None:
-        """The blocks that a batch needs, of which those that are not there begin to be read; None: no room now."""
+        """Returns the blocks that a batch needs, and begins to read missing ones. None: there is no room now."""
         new = {source: [one for one in blocks if one not in source.held] for source, blocks in needed.items()}
         nbytes = sum(source.sample_nbytes * math.fsum(map(source.rows_in, blocks)) for source, blocks in new.items())
         found = [source.held[one] for source, blocks in needed.items() for one in blocks if one in source.held]
@@ -165,7 +167,7 @@ class HeldBlocks:
         return found
 
     def release(self, blocks: Iterable[HeldBlock]) -> None:
-        """A batch needs these no more."""
+        """Releases blocks that a batch no longer needs."""
         for held in blocks:
             held.uses -= 1
             if held.uses:

@@ -37,9 +37,9 @@ ITERATOR_CLOSED = "this iterator was closed with its loader"
 
 
 class Draws(_BaseDataLoaderIter):
-    """The last base before torch's: restores the random state around torch's constructor, which draws from it.
+    """The last base class before torch's: restores the random state around torch's constructor, which draws from it.
 
-    Several threads may call `next` on one iterator: one at a time is served.
+    Several threads may call `next` on one iterator. They are served one at a time.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -50,7 +50,7 @@ class Draws(_BaseDataLoaderIter):
         self._restore(loader)
 
     def _restore(self, loader: Any) -> None:
-        """Called between torch's draws and its first look at the dataset."""
+        """Restores the random state. It is called between torch's draws and its first use of the dataset."""
 
     def __next__(self) -> Any:
         with self._turns:
@@ -58,9 +58,10 @@ class Draws(_BaseDataLoaderIter):
 
 
 class EpochIterator(Draws):
-    """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
+    """One epoch, read by the native engine. The base class draws from the generators as torch's own iterators do.
 
-    It has no reference to the loader, so either can be deleted first."""
+    It has no reference to the loader, so either can be deleted first.
+    """
 
     def __init__(self, loader: Any, source: SampleSource) -> None:
         self._futures: deque[BatchFuture | Exception] = deque()
@@ -97,7 +98,7 @@ class EpochIterator(Draws):
     # --- the consumer's side ----
 
     def __next__(self) -> Any:
-        """The next batch. torch's method, without its profiler range while the profiler is off."""
+        """Returns the next batch. It is torch's method without the profiler range while the profiler is off."""
         with self._turns:
             direct = self._direct
             if direct and (data := self._next_direct(direct, time.perf_counter())) is not None:
@@ -169,7 +170,7 @@ class EpochIterator(Draws):
             self._indices, self._started = direct.source.indices, self._started + direct.source.begun
 
     def _take_oldest(self, asked_at: float) -> tuple[PendingBatch, Any]:
-        """Takes the oldest batch. It is removed, also if it failed, but not if Ctrl-C ends the waiting."""
+        """Takes the oldest batch. It is removed even if it failed, but not if Ctrl-C interrupts the wait."""
         future = self._futures[0]
         try:
             data = self._wait_for(future)
@@ -225,7 +226,7 @@ class EpochIterator(Draws):
             del future
 
     def _make_again(self, samples: list[Any]) -> BatchFuture:
-        """The oldest batch, which failed, made again from these of its samples. They are not read by the buffer."""
+        """Makes the oldest batch, which failed, again from these of its samples, without the buffer."""
         number = self.position.before[0] + self.position.batches + 1
         anew = self._begin_batch(self._source, samples, number)
         self._forget(self._futures[0])
@@ -247,7 +248,7 @@ class EpochIterator(Draws):
             self._workers.close()
 
     def _drop(self) -> BatchFuture | Exception:
-        """Removes the oldest batch, and gives it."""
+        """Removes and returns the oldest batch."""
         if not self._futures:
             raise RuntimeError(ITERATOR_CLOSED)  # by another thread, meanwhile
         future = self._futures.popleft()
@@ -276,7 +277,7 @@ class EpochIterator(Draws):
     # --- reading ahead ----
 
     def _prepare(self) -> None:
-        """Starts threads and processes for the first batch; again after Ctrl-C. A replaced file is an error."""
+        """Starts threads and processes before the first batch. Raises if a file was replaced."""
         replaced = look_at_files(self._files, self._source, self._buffered, self._timeout, gone=self._skipping is None)
         try:
             if replaced is None or self._buffered.has_mates(self.position.order):
@@ -298,7 +299,7 @@ class EpochIterator(Draws):
                 self._direct = DirectBatches(found, feed, self._stats, self.position, waits=not self._timeout)
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
-        """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""
+        """Begins the epoch with or without the loader's buffer. Tells the other ranks if a file was replaced."""
         if self._pace is None:
             self._pace = self._start_makers()
         if self._buffered_pass is None:
@@ -320,7 +321,7 @@ class EpochIterator(Draws):
             self._nbytes_ahead = sys.maxsize  # it has a size
 
     def _prepare_counted(self, asked_at: float) -> float:
-        """The time when all was prepared. Counts the preparation, which is not waiting for the storage."""
+        """Prepares, and returns the time at which that was done. It does not count as waiting for the storage."""
         self._prepare()
         cause = "plan" if self._buffered_pass is not None else "start" if self._threads is not None else ""
         if cause:
@@ -389,7 +390,7 @@ class EpochIterator(Draws):
         return future if self._landing is None else self._landing.expected(future, called)
 
     def _keys(self, names: list[int]) -> list[Key]:
-        """The seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
+        """Returns the seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
         shared = getattr(self._sampler_state.with_epochs, "seed", None)
         seed = shared if isinstance(shared, int) else self._base_seed
         position = self.position
@@ -398,7 +399,7 @@ class EpochIterator(Draws):
     # --- the end ----
 
     def _end(self) -> NoReturn:
-        """Ends the epoch: there is no batch left."""
+        """Ends the epoch: no batch is left."""
         if not self._sampler_failed:
             if not self.position.finished:
                 self._sampler_state.finish(self.position)
@@ -409,7 +410,7 @@ class EpochIterator(Draws):
         raise StopIteration
 
     def close(self) -> None:
-        """Drops the batches on their way. The iterator gives no more."""
+        """Drops the batches that are being made. The iterator yields no more."""
         self._closed = self._drained = True
         self._release()
 

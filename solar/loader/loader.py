@@ -60,7 +60,7 @@ NEVER_READ = (range, list, tuple, torch.utils.data.TensorDataset)  # that never 
 
 
 class HostBatches:
-    """What stands for DeviceOptions where batches stay on the host, so that nothing of a device is imported."""
+    """Stands in for DeviceOptions where batches stay on the host, so that nothing about devices is imported."""
 
     keeps = False
 
@@ -77,7 +77,7 @@ class HostBatches:
 
 
 def _device_options(**given: Any) -> DeviceOptions | HostBatches:
-    """What these arguments ask of a device. ValueError where they make no sense."""
+    """Returns the device options for these arguments. Raises ValueError where they make no sense."""
     if all(value == DEFAULTS[name] for name, value in given.items()):
         return HostBatches()
     from solar.device.options import DeviceOptions
@@ -243,7 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self._workers.expect()
 
     def __repr__(self) -> str:
-        """Its dataset, and the arguments that differ from their defaults."""
+        """Shows the dataset, and the arguments that differ from their defaults."""
         facts = vars(self)  # some are missing while it is being made
         data, batch = facts.get("dataset"), facts.get("batch_size")
         sampler = facts.get("batch_sampler" if batch is None else "sampler")
@@ -297,13 +297,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return WorkersIter(self)
 
     def _may_adopt(self) -> bool:
-        """Whether the Dataset is one whose reading may be learned; whether it is, shows when it reads."""
+        """Returns whether reads of the Dataset may be learned. Whether they can be shows only when it reads."""
         if not self.adopt or os.environ.get("SOLAR_ADOPT") == "0":
             return False
         return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, (*NEVER_READ, H5Dataset))
 
     def _adopted_pass(self, fetcher: Any, position: EpochPosition) -> AdoptedPass | None:
-        """What reads ahead for a Dataset of the user's in this epoch; None: it is read as torch reads it."""
+        """Returns what reads ahead for a user's Dataset in this epoch; None if torch reads it alone."""
         if not self._may_adopt():
             return None
         from solar.loader.adopt import AdoptedPass, AdoptedReads, batches_known  # not for an H5Dataset
@@ -317,7 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return AdoptedPass(adopted, fetcher, *batches_known(self._sampler_state, position, self.ahead))
 
     def _adopting_workers(self) -> Callable[[Any], Callable[[int], None]] | None:
-        """Makes the init function of torch's workers, which adopts the Dataset in each of them, of the user's."""
+        """Installs an init function in torch's workers that adopts the Dataset in each of them."""
         if not self._may_adopt():
             return None
         from solar.loader.adopt import AdoptInWorker
@@ -368,18 +368,19 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     # --- position ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the sampler the next epoch. A loaded position is kept if it is of this epoch, else forgotten."""
+        """Sets the epoch of the sampler. A loaded position is kept if it is of this epoch, else forgotten."""
         self._sampler_state.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The newest iterator's position, as small JSON. It counts batches handed out, not those read ahead.
+        """Returns the newest iterator's position as small JSON. It counts batches handed out, not those read ahead.
 
-        With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can go on from it.
+        With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can resume from
+        it.
         """
         return self._sampler_state.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iterator resumes where this state was taken. PlanError if the state is of other data or order."""
+        """Resumes the next iteration at this state. Raises PlanError if it is of other data or order."""
         self._sampler_state.load(state)
         if self._iterator is not None:  # torch's persistent workers may be busy with another epoch
             self._iterator = None
@@ -391,7 +392,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return self._stats.as_dict()
 
     def report(self) -> Report:
-        """The counts as text: how long your training waited for data, why, and what would help.
+        """Returns the counts as text: how long your training waited for data, why, and what would help.
 
         A notebook shows it with a picture: what the time of each epoch went to.
         """
@@ -409,7 +410,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
 
     def _order_facts(self) -> dict[str, Any]:
-        """Whether the order is an exact shuffle, and the window of a mixed one."""
+        """Returns whether the order is an exact shuffle, and the window of a mixed one."""
         sampler = self.sampler
         by = getattr(sampler, "by", None)
         if isinstance(sampler, PlanSampler) and by is not None:
@@ -418,7 +419,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return {"shuffled": drawn or getattr(sampler, "shuffle", False) is True}
 
     def sources(self) -> list[str]:
-        """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.
+        """Returns the source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.
 
         >>> for batch in loader:  # doctest: +SKIP
         ...     loader.sources()
@@ -431,7 +432,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     # --- the end ----
 
     def close(self) -> None:
-        """Ends all iterators, and the threads and processes that make their batches. A new iterator starts its own."""
+        """Ends all iterators with their threads and processes. A new iterator starts its own."""
         for iterator in list(self._live):
             close = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
             if close is not None:
@@ -457,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
 
 def _check_given(ahead: Any, generator: Any) -> None:
-    """TypeError or ValueError for what these cannot be."""
+    """Raises TypeError or ValueError for impossible values."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator={generator!r}: it is a torch.Generator, such as torch.Generator().manual_seed(3), or None"

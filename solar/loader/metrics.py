@@ -50,7 +50,7 @@ FAMILIES = (
 
 
 def prometheus_text(loaders: Any, labels: Mapping[str, str] | None = None) -> str:
-    """The counters of a loader (or its Stats) as Prometheus reads them, in its text format 0.0.4.
+    """Returns the counters of a loader (or its Stats) as Prometheus reads them, in its text format 0.0.4.
 
     A dict of several, {"train": loader, "validation": other}, labels each with its name: loader="train", ... All get
     `labels`.
@@ -112,7 +112,7 @@ class _Collector:
 
 
 class MetricsServer:
-    """What `serve` began; `close`, or the end of `with`, ends its thread and frees the port."""
+    """The server that `serve` starts. `close`, or leaving the `with` block, ends its thread and frees the port."""
 
     def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
         self._server, self._thread = server, thread
@@ -120,7 +120,7 @@ class MetricsServer:
         self.url = f"http://{host}:{self.port}/metrics"  # where Prometheus finds it
 
     def close(self) -> None:
-        """Closing twice does nothing more."""
+        """Closes the server. A second call does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -133,7 +133,7 @@ class MetricsServer:
 
 
 def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
-    """A tqdm progress bar over batches; or, for a number (None: unknown), one to `update` and close yourself."""
+    """Returns a tqdm progress bar over batches; for a number (None: unknown), one that you update and close."""
     try:
         tqdm = tqdm_bar()
     except ImportError as error:
@@ -143,7 +143,7 @@ def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
 
 
 def totals_of(loader: Any) -> Mapping[str, Any]:
-    """The counters of a Stats or of a loader."""
+    """Returns the counters of a Stats or of a loader."""
     if isinstance(loader, Stats):
         return loader.as_dict()
     totals = loader.stats() if callable(getattr(loader, "stats", None)) else None
@@ -155,7 +155,7 @@ def totals_of(loader: Any) -> Mapping[str, Any]:
 
 
 def counter_values(value: Any) -> Iterator[tuple[dict[str, str], float]]:
-    """A counter's values, each with the labels that identify it."""
+    """Returns a counter's values, each with its labels."""
     if not isinstance(value, Mapping):
         yield {}, value
         return

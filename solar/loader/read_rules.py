@@ -1,4 +1,4 @@
-"""Rules: which rows a Dataset's `__getitem__` reads for an index, learned from what it read for some."""
+"""Rules: which rows a Dataset's `__getitem__` reads for an index, learned from some of its reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANDIDATES = 48  # maps that are tried
 
 
 class RowsRead(NamedTuple):
-    """Rows of a dataset that a sample read, in one call."""
+    """Rows of a dataset that a sample read in one call."""
 
     source: int  # the number of the dataset
     start: int
@@ -28,7 +28,7 @@ class RowsRead(NamedTuple):
 
 
 class RowRule(NamedTuple):
-    """Sample i reads `rows` rows of a dataset from `by * index_map(i) + first` on."""
+    """Sample i reads `rows` rows of a dataset, beginning with row `by * index_map(i) + first`."""
 
     source: int
     index_map: IndexMap
@@ -38,12 +38,12 @@ class RowRule(NamedTuple):
     words: str
 
     def starts(self, indices: Array) -> Array:
-        """The row at which the reading for each index begins. IndexError where an index has none."""
+        """Returns the first row that is read for each index. Raises IndexError where an index has none."""
         return self.by * self.index_map(indices) + self.first
 
 
 def learn_rules(indices: Sequence[int], reads: Sequence[Sequence[RowsRead]], dataset: Any) -> list[RowRule]:
-    """The rules that these samples of `dataset` followed; none where too few agree.
+    """Returns the rules that these samples of `dataset` followed; none where too few agree.
 
     The n-th reading of a dataset by each sample is taken for the same thing.
 
@@ -86,7 +86,7 @@ def _fit_rule(source: int, at: Array, starts: Array, rows: int, dataset: Any) ->
 
 
 def straight_line(x: Array, y: Array) -> tuple[int, int] | None:
-    """The whole numbers a, b with y = a * x + b for nearly all of these; None if there are none."""
+    """Returns whole numbers a, b with y = a * x + b for nearly all points; None if there are none."""
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     apart = np.flatnonzero(np.diff(x))
@@ -102,7 +102,7 @@ def straight_line(x: Array, y: Array) -> tuple[int, int] | None:
 
 
 def _words(name: str, by: int, first: int, rows: int) -> str:
-    """row 2i+1; rows i to i+16; row indices[i]."""
+    """Describes a rule: "row 2i+1", "rows i to i+16", "row indices[i]"."""
     of = name if by == 1 else f"{by}{name}" if by else ""
     begin = f"{of}{first:+d}" if first and of else of or str(first)
     if rows == 1:
@@ -112,9 +112,9 @@ def _words(name: str, by: int, first: int, rows: int) -> str:
 
 
 def index_maps(dataset: Any, depth: int = NESTED) -> Iterator[tuple[str, IndexMap]]:
-    """What a Dataset may do to an index before it reads: nothing, what Subset does, a look-up in a list that it has.
+    """Yields what a Dataset may do to an index before it reads.
 
-    Also a division by a number that it has: i // n and i % n.
+    That is nothing, what Subset does, a look-up in one of its lists, or i // n and i % n for a number n that it has.
     """
     if type(dataset) is Subset:
         yield from _inner_maps(dataset, depth)
@@ -153,7 +153,7 @@ def _is_lookup(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class LookUp:
-    """table[i], or a part of it; the table is looked at each time, for it may change."""
+    """Looks an index up in a table of the Dataset, or in a part of it. It reads the table each time anew."""
 
     table: Any
     part: int | None = None

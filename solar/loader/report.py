@@ -29,13 +29,13 @@ class Report(str):
 
     @classmethod
     def of(cls, text: str, epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> Report:
-        """The text, and what each epoch took."""
+        """Makes a report of the text, with what each epoch took."""
         made = cls(text)
         made.epochs = [one for one in epochs if _passes_line(one[1]) > 0]
         return made
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Returns what a notebook shows."""
         return f"<div>{_picture(self.epochs)}<pre>{escape(self)}</pre></div>"
 
 
@@ -92,7 +92,7 @@ def report(
     served: bool = False,
     foreseen: bool = False,
 ) -> str:
-    """The text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
+    """Returns the text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
 
     `filters` are the HDF5 numbers of the data's filters. Up to `per_chunk` samples share a compressed chunk. The buffer
     holds the share `memory` of the data (0: there is no buffer).
@@ -143,7 +143,7 @@ def _amounts(totals: Mapping[str, Any]) -> str:
 
 
 def _by_source(counts: Mapping[str, int]) -> str:
-    """How often each class or source came; of many the most frequent."""
+    """Describes how often each class or source came; of many, only the most frequent."""
     if not counts:
         return ""
     most = sorted(counts.items(), key=lambda one: -one[1])
@@ -153,7 +153,7 @@ def _by_source(counts: Mapping[str, int]) -> str:
 
 
 def epoch_table(epochs: Sequence[tuple[int, Mapping[str, Any]]], served: bool) -> list[str]:
-    """A row for each epoch with samples, the first and the latest. No table for a single epoch."""
+    """Returns a row for each epoch with samples, the first and the latest; no table for a single epoch."""
     epochs = [one for one in epochs if one[1]["samples"]]
     if len(epochs) < 2:
         return []
@@ -199,7 +199,7 @@ def waiting_line(totals: Mapping[str, Any], waited: float) -> str:
 
 
 def _causes(totals: Mapping[str, Any], waited: float) -> str:
-    """The causes of waiting, the largest first, without those below a hundredth of it."""
+    """Returns the causes of waiting, the largest first, leaving out those below a hundredth of it."""
     sorted_waits = sorted(totals["wait_seconds"].items(), key=lambda pair: -pair[1])
     words = FOR | {"buffer": "for the service, or to copy its batches"} if totals.get("served") else FOR
     return ", ".join(
@@ -265,7 +265,7 @@ def buffer_reason(totals: Mapping[str, Any]) -> str:
 
 
 def _read_again(totals: Mapping[str, Any]) -> str:
-    """Why much more was read than was used, if it was; else empty."""
+    """Explains why much more was read than was used, if it was; else returns an empty string."""
     times = _times_over(totals, "bytes")
     if times < 2:
         return ""
@@ -283,7 +283,7 @@ def _read_again(totals: Mapping[str, Any]) -> str:
 
 
 def _decoding_line(totals: Mapping[str, Any]) -> str:
-    """Why much more was decompressed than was used, if it was; else empty."""
+    """Explains why much more was decompressed than was used, if it was; else returns an empty string."""
     times = _times_over(totals, "bytes_decoded")
     if times < 2:
         return ""
@@ -355,7 +355,7 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def time_text(seconds: float) -> str:
-    """130 s, 4.1 s, 0.83 s, 35 ms, 3.2 h."""
+    """Returns seconds as text: "130 s", "4.1 s", "0.83 s", "35 ms", "3.2 h"."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "less than 1 ms" if seconds else "0 s"
     if seconds < 9.95:

@@ -1,4 +1,4 @@
-"""SampleReads: what a Dataset's samples read by h5py: noted for some, known by rules or by a table for the others."""
+"""SampleReads: what a Dataset's samples read by h5py. Some reads are noted, the others follow from rules or a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENOUGH = 32  # samples by which a rule is known, or none will be found
 
 
 def leaves_of(dataset: Any) -> list[Any]:
-    """The Datasets beneath torch's Subsets and ConcatDatasets."""
+    """Returns the Datasets beneath torch's Subsets and ConcatDatasets."""
     if type(dataset) is Subset:
         return leaves_of(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -26,7 +26,7 @@ def leaves_of(dataset: Any) -> list[Any]:
 
 
 def locate_leaves(dataset: Any, indices: Array) -> tuple[Array, Array]:
-    """The number of the leaf that each index leads to, and the index there. IndexError if there is none."""
+    """Returns the leaf that each index leads to, and the index there. Raises IndexError if there is none."""
     if type(dataset) is Subset:
         return locate_leaves(dataset.dataset, LookUp(dataset.indices)(indices))
     if type(dataset) is not ConcatDataset:
@@ -48,14 +48,14 @@ def locate_leaves(dataset: Any, indices: Array) -> tuple[Array, Array]:
 
 
 def asks_one_by_one(dataset: Any) -> bool:
-    """Whether torch takes each sample by `dataset[index]`, or does what comes to the same."""
+    """Returns whether torch takes each sample by `dataset[index]`, or does something equivalent."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return not getattr(dataset, "__getitems__", None)
 
 
 class ReadTable:
-    """What each index read, in a few numbers: it is kept from one epoch for the later ones."""
+    """What each index read, as a few numbers. It is kept from one epoch for the later ones."""
 
     def __init__(self) -> None:
         self._begins: dict[int, int] = {}
@@ -65,7 +65,7 @@ class ReadTable:
         return len(self._begins)
 
     def note(self, index: int, reads: Sequence[RowsRead]) -> None:
-        """Keeps what an index read; where there is no room, or it is known, nothing."""
+        """Keeps what an index read, unless it is known already or there is no room."""
         nbytes = 8 * len(self._numbers) + 100 * len(self._begins)
         if reads and index not in self._begins and nbytes < TABLE_NBYTES:
             self._begins[index] = len(self._numbers)
@@ -74,7 +74,7 @@ class ReadTable:
                 self._numbers.extend(one)
 
     def reads(self, indices: Iterable[int]) -> dict[tuple[int, int], list[int]]:
-        """Where reading begins for these indices, for each dataset and number of rows."""
+        """Returns the rows at which reads for these indices begin, for each dataset and number of rows."""
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index in indices:
             if (at := self._begins.get(index)) is None:
@@ -86,9 +86,9 @@ class ReadTable:
 
 
 class SampleReads:
-    """What the samples of a Dataset read: noted sample by sample until there are rules for all that is read.
+    """What the samples of a Dataset read. Reads are noted sample by sample until rules explain all of them.
 
-    What no rule says is kept in a table, for the next epoch.
+    Reads that no rule explains are kept in a table for the next epoch.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -103,7 +103,7 @@ class SampleReads:
         self._whole: set[int] = set()  # leaves whose rules say all
 
     def note(self, indices: Sequence[int], reads: Sequence[list[RowsRead]]) -> None:
-        """Notes what these samples read, and makes rules of it as soon as it suffices."""
+        """Notes what these samples read, and derives rules as soon as there are enough notes."""
         self.samples += len(indices)
         leaves, inner = locate_leaves(self.dataset, np.array(indices, np.int64))
         for leaf, index, own, of_sample in zip(leaves.tolist(), indices, inner.tolist(), reads, strict=True):
@@ -130,7 +130,7 @@ class SampleReads:
             del self._noted[leaf]
 
     def forget_rules(self) -> None:
-        """Begins anew, for the rules do not hold."""
+        """Starts learning anew, because the rules were wrong."""
         self.rules.clear()
         self._whole.clear()
         self._noted.clear()
@@ -146,7 +146,7 @@ class SampleReads:
 
     @property
     def known(self) -> bool:
-        """Whether there is something to go by."""
+        """Whether anything is known yet."""
         return any(self.rules.values()) or self.uses_table
 
     @property
@@ -156,11 +156,11 @@ class SampleReads:
 
     @property
     def complete(self) -> bool:
-        """Whether rules say all that is read, so that nothing more is to be noted."""
+        """Whether rules explain every read, so that nothing more needs to be noted."""
         return len(self._whole) == len(self.leaves)
 
     def expected(self, indices: Array) -> list[tuple[int, Array, int]]:
-        """What samples will read: a dataset, the rows at which reading begins, and how many rows at a time."""
+        """Returns what samples will read: the dataset, the first row of each read, and how many rows each has."""
         leaves, inner = locate_leaves(self.dataset, indices)
         found: list[tuple[int, Array, int]] = []
         for leaf in np.unique(leaves).tolist():

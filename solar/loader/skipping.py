@@ -35,7 +35,7 @@ log = logging.getLogger("solar")
 
 
 class LeftOutSample(Exception):
-    """No sample of a batch could be read, so there is no batch."""
+    """No sample of a batch could be read, so the batch is left out."""
 
 
 class SkippingSource:
@@ -46,7 +46,9 @@ class SkippingSource:
     """
 
     def __init__(self, source: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
-        """`alone`: no other rank needs this one to have as many batches. `count` is called with samples left out."""
+        """`alone`: no other rank relies on this one having as many batches. `count` is called with the samples left
+        out.
+        """
         self._source, self._alone, self._count = source, alone, count
         self._samples: deque[Any] = deque()  # of the batches on their way
         self._broken: dict[Place, Exception] = {}  # chunks that cannot be decoded, now or later
@@ -70,10 +72,11 @@ class SkippingSource:
         self._row = 0
 
     def readable(self, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
-        """The samples from which to make the oldest batch again, after it failed with `error`. LeftOutSample if none.
+        """Returns the samples from which to make the oldest batch again after `error`. Raises LeftOutSample if there
+        are none.
 
-        At first, samples of chunks known to be broken are left out. If there are none, or the batch fails again, each
-        sample is read by itself, for at most so many seconds. If it fails once more, the error is raised.
+        First, samples of chunks that are known to be broken are left out. If there are none, or if the batch fails
+        again, each sample is read by itself, within `seconds` at most. If it fails once more, the error is raised.
         """
         if self._looked:
             raise error
@@ -108,7 +111,7 @@ class SkippingSource:
             raise ReadError(f"on_error='skip': not one sample could be read: {self._last}") from self._last
 
     def _find_bad(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
-        """Why each sample cannot be read; None if it can. Chunks that several samples share are read once."""
+        """Returns why each sample cannot be read; None if it can. Chunks that several samples share are read once."""
         asked = {place: row for ones in places for place, row in ones.items()}
         bad = {}
         for place, one in {place: self._start(place, row) for place, row in asked.items()}.items():
@@ -120,7 +123,7 @@ class SkippingSource:
         return [first_error(bad, ones) for ones in places]
 
     def _places(self, samples: list[Any], epoch: int) -> list[dict[Place, int]]:
-        """For each sample the places that it is read from, and its row there."""
+        """Returns, for each sample, the places that it is read from, and its row there."""
         which, rows = self._source.locate(samples)
         found, own = [], self._source.numbered(which, rows, epoch)
         for number, row in zip(which.tolist(), own.tolist(), strict=True):
@@ -142,7 +145,7 @@ class SkippingSource:
 
 
 def _line(layout: Layout, row: int) -> tuple[int, int]:
-    """The part, and the line of chunks in it, that hold the sample; -1 and the row if it is not in chunks."""
+    """Returns the part, and the line of chunks in it, that hold the sample; -1 and the row if it is not in chunks."""
     part = int(np.searchsorted(layout.part_first, row, "right")) - 1
     if part >= len(layout.part_form):
         return -1, row
@@ -153,7 +156,7 @@ def _line(layout: Layout, row: int) -> tuple[int, int]:
 
 
 def _of_own(text: str, places: dict[Place, int]) -> str:
-    """The error of a chunk that several samples share, with the row of the sample that is left out."""
+    """Returns the error of a chunk that several samples share, with the row of this sample."""
     own = next((row for place, row in places.items() if place[2] >= 0), None)
     return text if own is None else SAMPLE.sub(str(own), text)
 
@@ -163,7 +166,7 @@ def first_error(errors: dict[Place, Exception], places: Iterable[Place]) -> Exce
 
 
 def _error_of(started: Pending | Exception, seconds: float | None) -> Exception | None:
-    """Why it cannot be read; None if it can."""
+    """Returns why something cannot be read; None if it can."""
     if isinstance(started, Exception):
         return started
     try:
@@ -174,7 +177,7 @@ def _error_of(started: Pending | Exception, seconds: float | None) -> Exception 
 
 
 def skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
-    """The Skipping for an iterator of this loader, or None if not asked for. PlanError if it is impossible."""
+    """Returns the SkippingSource for an iterator; None if it is not used. Raises PlanError if impossible."""
     if loader.on_error == "raise":
         return None
     ranks = getattr(loader._sampler_state.with_epochs, "num_replicas", 1)
@@ -191,7 +194,7 @@ def skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
 
 
 def check_on_error(on_error: Any) -> OnError:
-    """The option on_error, checked; ValueError unless it is a known word."""
+    """Returns the option on_error. Raises ValueError unless it is a known word."""
     if on_error not in get_args(OnError):
         raise ValueError(f"on_error={on_error!r}: it is 'raise' or 'skip'")
     word: OnError = on_error

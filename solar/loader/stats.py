@@ -65,7 +65,7 @@ class Stats:
             self._whole = False
 
     def epoch(self) -> None:
-        """An epoch came to its end."""
+        """Counts an epoch that ended."""
         self.fold()
         with _LOCK:
             self._end_epoch()
@@ -85,13 +85,13 @@ class Stats:
             self._whole = True
 
     def _row(self) -> dict[str, Any]:
-        """The counts since the previous epoch ended."""
+        """Returns the counts since the previous epoch ended."""
         now, before = self._so_far(), self._counted
         waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
         return {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
 
     def _so_far(self) -> dict[str, Any]:
-        """The totals, since counting began, of what is reported per epoch."""
+        """Returns the totals so far of everything that is reported per epoch."""
         nbytes = self._native["bytes_read"] + self._native["bytes_mapped"]
         counted = {"samples": int(self._samples), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
         return counted | {"busy_seconds": self._busy, "wait_seconds": dict(self._waits)}
@@ -120,7 +120,7 @@ class Stats:
         self._copying += counts.get("device_copy_ns", 0) / 1e9
 
     def fold(self) -> None:
-        """Counts batches that were noted: the seconds busy before each, waited and collating; and what they were."""
+        """Counts batches that were noted: the seconds before, waiting for and collating each, and its size."""
         noted = self.noted
         if not noted:
             return
@@ -207,7 +207,7 @@ class Stats:
             self._finishing += finishing
 
     def as_dict(self) -> dict[str, Any]:
-        """All counters, consistent with one another, and the share of the time that the training waited."""
+        """Returns all counters, consistent with one another, and the share of the time that the training waited."""
         self.fold()
         with _LOCK:
             waits, native = dict(self._waits), dict(self._native)
@@ -226,7 +226,7 @@ class Stats:
         return counted | {"wait_seconds": waits, "wait_share": waited / passed if passed else 0.0}
 
     def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
-        """The counts of each epoch, numbered from 1; of many epochs, only the first and the latest."""
+        """Returns the counts of each epoch, numbered from 1; of many epochs, only the first and the latest."""
         self.fold()
         with _LOCK:
             rows = [] if self._first is None else [self._first, *self._latest]
@@ -245,7 +245,7 @@ class Stats:
         served: bool = False,
         foreseen: bool = False,
     ) -> Report:
-        """The counters as text: what was read, how long the training waited, why, and what would help.
+        """Returns the counters as text: what was read, how long the training waited, why, and what would help.
 
         The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
         chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none. `counts`

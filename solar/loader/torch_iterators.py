@@ -152,7 +152,7 @@ class WorkerStates:
             self._received[data.worker_id] = data.states
 
     def hand_out(self, data: Any, *worker: int) -> Any:
-        """The batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
+        """Returns the batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
         carried = isinstance(data, CarriedBatch)
         last = data.worker if carried else worker[0] if worker else self.next
         self.next, self.last = (last + 1) % len(self.handed_out), last
@@ -168,7 +168,7 @@ class WorkerStates:
         self.worker_batches = [0] * len(self.worker_batches)
 
     def state(self, begun: bool) -> dict[str, Any]:
-        """All states; if not `begun`, those in which these workers would begin an epoch now. Empty if there is none."""
+        """Returns all states; if not `begun`, those in which these workers would begin an epoch now."""
         if begun:
             states = [_unpickle(pickled) for pickled in self.handed_out]
         else:  # Workers that are not persistent are gone; the next are made from the dataset in this process.
@@ -260,7 +260,7 @@ class _Counted(_BaseDataLoaderIter):
         return data
 
     def _next_of_torch(self, position: EpochPosition) -> Any:
-        """The next batch that was not handed out before the pass was resumed, or the error in its place."""
+        """Returns the next batch that was not handed out before the pass was resumed, or the error in its place."""
         data: Any = super()._next_data()
         if position.batches == 0 and self._passing is None:
             self._passing = self._skip_batches(position.before[0])
@@ -269,13 +269,13 @@ class _Counted(_BaseDataLoaderIter):
         return data
 
     def _passes_over(self, left: list[int]) -> bool:
-        """Whether the batch that came was handed out before. `left` are those of each worker, or of all together."""
+        """Returns whether a batch was handed out before. `left` are those of each worker, or of all."""
         worker = self._worker if len(left) > 1 else 0
         left[worker] -= 1
         return left[worker] >= 0
 
     def _skip_batches(self, batches: int) -> list[int]:
-        """How many batches of each worker, or of all, are read again: an iterable dataset may have no state."""
+        """Returns how many batches of each worker, or of all, are read again: an iterable dataset may have no state."""
         if self._dataset_kind != _DatasetKind.Iterable or self._loaded_states or not batches:
             return []
         log.warning(
@@ -391,7 +391,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
 
 def _worker_states(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
-    """The dataset's own states in a loaded state, if the number of processes is the same."""
+    """Returns the dataset's own states in a loaded state, if the number of processes is the same."""
     parts = dict(loaded.get("parts", {}))
     before = len(parts.get("workers", []))
     if not parts or before == workers:
@@ -406,7 +406,7 @@ def _worker_states(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
 
 
 def begin_states(fetcher: Any, begun: bool) -> dict[str, Any]:
-    """The states of a dataset in this process. A new epoch begins with a new iterator."""
+    """Returns the states of a dataset in this process. A new epoch begins with a new iterator."""
     if begun:
         return fetcher_states(fetcher)
     return {name: part.state_dict() for name, part in stateful_parts(fetcher).items() if name == "dataset"}

@@ -31,11 +31,11 @@ class _Weighted:
     weight: float
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The batch and its weight, each part that can be moved as torch.Tensor.to moves it."""
+        """Returns the batch and its weight, each part that can be moved as torch.Tensor.to moves it."""
         return rebuild_batch(self, lambda part: _move_gradients(part, "to", *args, **kwargs))
 
     def pin_memory(self) -> Any:
-        """The batch and its weight, each tensor in pinned memory."""
+        """Returns the batch and its weight, each tensor in pinned memory."""
         return rebuild_batch(self, lambda part: _move_gradients(part, "pin_memory"))
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there
@@ -58,7 +58,8 @@ _WEIGHTED_TYPES: dict[type, type] = {dict: WeightedDict, list: WeightedList, tup
 
 
 def weight_batch(batch: Batch, weight: float) -> Batch:
-    """The batch with `weight` as its attribute: n·W/N for n own samples of the N that W ranks take in this step.
+    """Returns the batch with `weight` as its attribute: n·W/N for n own samples of the N that W ranks take in this
+    step.
 
     The mean over ranks of weight · (mean loss of the own samples) is then the mean loss of the step.
 
@@ -93,7 +94,7 @@ def weight_batch(batch: Batch, weight: float) -> Batch:
 
 
 def weighted_loss(loss: torch.Tensor, weight: float) -> torch.Tensor:
-    """The loss times the weight. Its mean over ranks is the mean loss of the step.
+    """Returns the loss times the weight. Its mean over ranks is the mean loss of the step.
 
     It works with any way of averaging gradients over ranks. Use it for loops without DDP, for FSDP, and for accumulated
     gradients, where each part has its own weight and DDP averages their sum. For an empty batch, whose mean is NaN, it
@@ -140,7 +141,7 @@ class WeightedAverage:
         self._weight = None if weight is None else float(weight)
 
     def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """The mean over ranks of the gradients in one of DDP's buckets."""
+        """Returns the mean over ranks of the gradients in one of DDP's buckets."""
         if self._weight is None:
             raise PlanError("no weight is set: set averaging.weight = batch.weight before each backward")
         gradients, ranks = bucket.buffer(), torch.distributed.get_world_size(self._group)
@@ -192,7 +193,7 @@ def _is_named(batch: object) -> bool:
 
 @lru_cache(maxsize=64)
 def weighted_tuple(kind: type) -> type:
-    """The named tuple's class with a weight. Pickle cannot find it by name, so it goes through the user's class."""
+    """Returns the named tuple's class with a weight. It is pickled through the user's class."""
 
     def reduced(batch: Any, _: Any) -> Any:
         return weight_batch, (kind(*batch), batch.weight)

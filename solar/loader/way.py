@@ -1,4 +1,4 @@
-"""Way: where batches come from that are handed out as they come; BatchFeed: what hands them to DirectBatches."""
+"""ReaderBatches, RunBatches: sources of batches that need no further work. BatchFeed: hands them to the loop."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ Left = tuple[PendingBatch, Any] | Exception  # a batch on its way, and its sampl
 
 
 class NotDirect(Exception):
-    """Nothing is wrong with this batch, but it needs more than the short way has."""
+    """A batch needs more work than this path does. Nothing is wrong with it."""
 
 
 class BatchFeed(Protocol):
-    """What batches are taken from: a Way, or what brings its batches elsewhere first."""
+    """Gives batches to DirectBatches: a DirectSource, or something that first copies its batches to a device."""
 
     names: tuple[str, ...]  # of the counts
 
     def take(self, seconds: float) -> Taken | None:
-        """The next batch, within this time. NotDirect where the long way is to go on."""
+        """Returns the next batch within this time. Raises NotDirect where the iterator has to make it."""
 
     def leave(self) -> list[Left]:
-        """The batches on their way, for the long way."""
+        """Returns the batches that are being read, so that the iterator can go on with them."""
 
 
 class DirectSource(BatchFeed, Protocol):
-    """Where batches come from, `ahead` of the loop. Native code may take them instead, to copy them to a device."""
+    """Reads batches, `ahead` of the loop. Native code may take them instead, to copy them to a device."""
 
     ahead: int
     samples: int  # of the batch taken last; before the first, those of a batch
@@ -62,37 +62,40 @@ class DirectSource(BatchFeed, Protocol):
 
     @property
     def left(self) -> int:
-        """The bytes of the batches on their way, once no more are begun."""
+        """The bytes of the batches that are being read, once no more are begun."""
 
     @property
     def ended(self) -> bool:
-        """Whether no batch comes after the one taken last."""
+        """Whether the batch that was taken last is the last one."""
 
     def called(self) -> Any:
-        """The samples of the batch taken last."""
+        """Returns the samples of the batch taken last."""
 
     # --- for native code that takes batches ----
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | _native.ReadAhead | None:
-        """What makes the batches, to be taken from there; None if it is not ready within this time.
+        """Returns the native object that makes the batches; None if it is not ready within this time.
 
-        `reclaim` is called when somebody else wants batches of it: they are given back.
+        `reclaim` is called when somebody else wants its batches: they are given back.
         """
 
     def next_samples(self, place: int) -> int:
-        """The samples of the batch at this place behind the one handed out last; 0: there is none yet."""
+        """Returns the size of a batch, by its place behind the one handed out last; 0: there is none yet."""
 
     def handed(self) -> None:
         """Counts that the next batch was handed out."""
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
-        """Takes the native object back: these batches were taken from it and not handed out, and then it failed."""
+        """Takes the native object back, with batches that were not handed out and the `error` after them."""
 
 
 def assembly(
     source: SampleSource, as_they_are: Callable[[np.dtype[Any], int], bool], in_tuple: type[list[Any] | tuple[Any, ...]]
 ) -> Assemble | None:
-    """None where it takes more than naming them. The user gets `as_they_are` what has such a type and so many axes."""
+    """Returns what makes a batch of its fields; None if that takes more than giving them names.
+
+    `as_they_are` tells whether the user gets values of this dtype and number of axes without a copy.
+    """
     opened, structure = source.first.opened(), source.first.layouts
     rows = [one.rows for one in opened]
     if source.first.constants is not None or len(leaves(structure)) > len(rows):
@@ -114,7 +117,7 @@ def _nested(parts: Any) -> bool:
 
 
 def of_run(buffered_pass: BufferedPass, assemble: Assemble, form: Form | None) -> RunBatches | None:
-    """The batches that a run makes; None where they are few, or of several sizes."""
+    """Returns the batches that a run makes; None if they are few or differ in size."""
     found = buffered_pass.from_run()
     if found is None:
         return None
@@ -136,7 +139,7 @@ def of_reader(
     nbytes_ahead: int,
     form: Form | None,
 ) -> ReaderBatches | None:
-    """Batches that are read one by one; None where these are not plain, or too large to be `ahead` of the loop."""
+    """Returns batches that are read one by one; None if they need other work, or are too large to be read ahead."""
     if len(source.datasets) > 1 or samples < 1:
         return None
     rows = [one.rows for one in source.first.opened()]
@@ -148,7 +151,7 @@ def of_reader(
 
 
 class RunBatches:
-    """Batches that a run makes."""
+    """Batches that a run makes from the buffer."""
 
     names: tuple[str, ...] = (*COUNT_NAMES, "made_by_run")
     ended = drained = False
@@ -183,7 +186,7 @@ class RunBatches:
         return found[0] if self._form is None else list(map(self._form, found[0])), (*found[1], 1)
 
     def called(self) -> Any:
-        """The samples of the batch taken last."""
+        """Returns the samples of the batch taken last."""
         return self._buffered_pass.called(self._first + self.begun - 1) if self.begun else ()
 
     def leave(self) -> list[Left]:
@@ -207,7 +210,7 @@ class RunBatches:
 
 
 class ReaderBatches:
-    """Batches that are read for the loop, one by one, as many ahead as the long way would read."""
+    """Batches that are read one by one, without a buffer, as many ahead as the iterator would read."""
 
     names: tuple[str, ...] = COUNT_NAMES
 
@@ -269,15 +272,15 @@ class ReaderBatches:
             return found
 
     def called(self) -> Any:
-        """The samples of the batch taken last."""
+        """Returns the samples of the batch taken last."""
         return self._last
 
     def tickets(self) -> list[int]:
-        """Those of the oldest batch on its way."""
+        """Returns the tickets of the oldest batch that is being read."""
         return self._ahead.oldest()
 
     def _begin(self) -> None:
-        """Begins batches, as many as may be ahead."""
+        """Begins to read batches, as many as may be ahead."""
         while len(self._begun_batches) <= self.ahead and not self.drained:
             try:
                 samples = next(self.indices)
@@ -317,7 +320,7 @@ class ReaderBatches:
             self._using.release()
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
-        """The next batch for the long way: its memory, and where it is still being read the tickets of that."""
+        """Returns the next batch for the iterator: its memory, with tickets where it is still being read."""
         samples, rows_of_batch = self._begun_batches.popleft()
         parts = list[PendingField]()
         for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):

@@ -35,7 +35,7 @@ class WorkerTask:
     making: BatchMaker
 
     def __call__(self, payload: tuple[Any, Sequence[Key], tuple[int, ...]]) -> Any:
-        """Makes the batch. Any process may get it, so the draws of its collation depend on the batch alone."""
+        """Makes the batch. Any process may get it, so its random draws depend on the batch alone."""
         arrays, keys, of_batch = payload
         samples = self.making.transformed(arrays, keys)
         if not self.making.collates_itself:
@@ -64,7 +64,7 @@ class WorkerStart:
 
 @dataclass
 class WorkersWanted:
-    """The processes that a loader asked for when its iterator was made."""
+    """The arguments about processes that a loader had when its iterator was made."""
 
     count: int
     context: Any
@@ -88,9 +88,9 @@ def start_workers(
     *,
     per_worker: int,
 ) -> tuple[Processes | None, Threads | None, int, int]:
-    """Starts the processes and threads that make batches of such an H5Dataset, if needed.
+    """Starts the processes and threads that make batches of this H5Dataset, if it needs any.
 
-    Gives both, how many threads there are, and how many batches are to be ahead then.
+    Returns both, the number of threads, and how many batches are then to be read ahead.
     """
     processes = workers.start(making, wanted, base_seed) if making.in_processes and wanted.count > 0 else None
     if processes is not None:
@@ -119,7 +119,7 @@ class Workers:
         fork_server.expected(self, __name__)
 
     def start(self, making: BatchMaker, wanted: WorkersWanted, base_seed: int) -> Processes | None:
-        """Processes that make batches in this way; None, and a line in the log, if they cannot be sent it."""
+        """Returns processes that make batches this way; None, with a line in the log, if they cannot be started."""
         if self._owner != os.getpid():  # a forked process cannot use its parent's processes
             self._kept, self._owner = None, os.getpid()
         if self._kept is not None:
@@ -142,7 +142,7 @@ class Workers:
         return processes
 
     def release(self, processes: Processes) -> None:
-        """Called by an iterator that needs these processes no more."""
+        """Releases the processes of an iterator that has ended."""
         if processes is not self._kept:
             processes.close()
 
@@ -188,7 +188,7 @@ def _can_be_sent(what: Any) -> bool:
 
 
 def tensor_as_array(tensor: torch.Tensor) -> Any:
-    """A tensor as it is sent between processes: the array that shares its memory, so without a copy."""
+    """Returns the array that shares a tensor's memory, as which the tensor is sent between processes without a copy."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
         return NotImplemented
     if tensor.dtype is torch.bfloat16:

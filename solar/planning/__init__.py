@@ -1,1 +1,1 @@
-"""The planner: what is read, kept and dropped, and when. See README.md."""
+"""The planner: decides what to read, keep and drop, and when. See README.md."""

@@ -1,4 +1,4 @@
-"""Budget: one memory divided: batches on their way, what threads decode in, and what is kept from step to step."""
+"""Budget: divides one memory among batches that are made, buffers for decoding, and samples that are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FETCHED = 2  # steps by which a sample is read beforehand that is read straight 
 
 
 class BufferTooSmall(PlanError):
-    """A buffer has no room for the batches; `least` is what works."""
+    """A buffer has no room for the batches. `least` is a size that works."""
 
     def __init__(self, nbytes: int, least: int, processes: int) -> None:
         self.least = least
@@ -44,12 +44,12 @@ class Budget:
     lends: int = 0  # batches that the loop has while another is begun; 0: any number, they are counted elsewhere
 
     def in_words(self) -> str:
-        """How large it is, and how much of it waits to be taken."""
+        """Describes how large it is, and how much of it batches that wait take."""
         return f"{size(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
 
 
 class Needs(NamedTuple):
-    """The bytes that the batches of a process take, beside what is kept."""
+    """The bytes that the batches of a process take, besides what is kept."""
 
     waiting: int  # each batch that waits
     beside: int  # all others
@@ -62,12 +62,12 @@ class Needs(NamedTuple):
 
     @property
     def least(self) -> int:
-        """What it takes at least."""
+        """The least that it takes."""
         return self.waiting + self.beside + self.threads * self.scratch
 
 
 class AheadSpec(NamedTuple):
-    """How an iterator makes its batches of what is read."""
+    """How far ahead an iterator makes its batches, and in how many threads."""
 
     ahead: int  # batches on their way
     threads: int  # that hold one each
@@ -75,7 +75,7 @@ class AheadSpec(NamedTuple):
 
 
 class SampleBytes(NamedTuple):
-    """What one field of a sample takes."""
+    """The bytes of one field of a sample."""
 
     read: int  # as it is read
     made: int = 0  # as a Field makes it, in memory of its own; 0: it stays as it was read
@@ -91,13 +91,14 @@ def needs(
     exchange: str = "",
     inbox: int = 0,
 ) -> Needs:
-    """What batches of so many samples take while they are made and used.
+    """Returns the memory that batches of this size take while they are made and used.
 
-    Those that wait are the run's, and the one that it makes is one of them. The user has one. Where nothing is made
-    of a batch, the next is the one that waited: none is begun before the loop's variable is bound to it and gives the
-    last one back (Run, `lends`). Else one is made of what was read, in the loop or in each thread, while the user has
-    another. Threads have made as many as wait. A device copies from some. What comes from other nodes is received
-    beside each batch that waits, up to `inbox` samples of it, or read for batches to come, and the run makes one more.
+    Batches that wait belong to the run, and one of them is the one that it makes. The user has one more. If batches
+    need no further work, the next one is one that waited: no other is begun before the loop's variable is bound to it,
+    which gives the last one back (Run, `lends`). Otherwise another batch is made from what was read, in the loop or in
+    each thread, while the user has one. Threads keep as many finished batches as wait. A device copies from some.
+    Samples of other nodes are received in memory beside each batch that waits, up to `inbox` samples of it, or are read
+    for later batches, and then the run makes one more.
     """
     read = [pooled_nbytes(batch * field.read) for field in fields]
     made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
@@ -122,12 +123,12 @@ def divide_memory(
 ) -> Budget:
     """Divides a buffer among these processes. Raises BufferTooSmall if it has no room for their batches.
 
-    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
-    the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
-    doubles what is read again and again at most, or than what is left. Where something may be packed they take what
-    encoding takes, if that is little, and what long reads take beside it. `tables` are the bytes that each process
-    needs to know where samples lie; they take up to half of what is left for what is kept. `apart` is the number of
-    processes of this node that have a buffer of this size each: only the error says it.
+    A batch has up to `batch` samples. If batches that wait would take much of the memory, fewer wait. `wholes` are
+    sizes that hold all samples, in one form or another. Just below such a size, threads get no more than is missing
+    (which at most doubles what is read again and again) or than is left. Where samples may be packed, threads get what
+    encoding takes, if that is little, and what long reads take besides. `tables` are the bytes in which each process
+    keeps where samples lie; they take up to half of what is left for samples. `apart` is the number of processes of
+    this node that each have a buffer of this size; only the error mentions it.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -150,7 +151,7 @@ def divide_memory(
 
 
 def pooled_nbytes(nbytes: int) -> int:
-    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
+    """Returns the memory that a batch of this many bytes takes: eight sizes per power of two, in whole pages."""
     step = 4 << 10
     while step * 16 < nbytes:
         step *= 2
@@ -166,7 +167,8 @@ SMALL, SMALL_TOGETHER = 32, 8  # parts of the memory that a small data set may t
 
 
 def shares(memory: int, regions: Sequence[Region], uses: Sequence[float] | None = None) -> list[int]:
-    """How much of the memory each gets: small ones all that they take, the others in proportion to their weights.
+    """Returns how much of the memory each gets: small ones all that they take, the others in proportion to their
+    weights.
 
     A sweep over what takes S bytes in storage and H in memory, and whose items are used u times each, reads u S H / 2M
     with so much memory M. All together read least where M is in proportion to the root of u S H. Without `uses` all are
@@ -200,7 +202,7 @@ def shares(memory: int, regions: Sequence[Region], uses: Sequence[float] | None 
 
 
 def wholes(regions: Sequence[Region]) -> list[int]:
-    """What memory takes that holds all of them: as samples, and each the way that takes the least."""
+    """Returns the memory that holds all regions: as samples, and each in its smallest form."""
     return [sum(one.held_nbytes(one.items, whole=False) for one in regions), sum(map(_everything, regions))]
 
 
@@ -209,5 +211,5 @@ def _weight(region: Region, takes: int, uses: float) -> int:
 
 
 def _everything(region: Region) -> int:
-    """What memory takes that holds all of it, the way that takes the least."""
+    """Returns the memory that holds all of the region in its smallest form."""
     return min(region.held_nbytes(region.items, whole=whole) for whole in region.kinds)

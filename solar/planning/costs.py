@@ -1,4 +1,4 @@
-"""What a way of using memory costs, and the cheapest: formulas propose, the exact counts decide."""
+"""Finds the cheapest way to use memory: formulas propose candidates, exact counts decide."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ BLOCKS = 64  # stretches of items that are taken, so that what lies far apart in
 
 @dataclass(frozen=True, eq=False)
 class Thinned:
-    """One stretch of items of `every` ones, and what is used of them: all steps, each with fewer uses.
+    """A stretch of a region that stands for all of it: one item out of `every`, in all steps, with fewer uses.
 
-    Memory for as large a share of fewer items passes through the same states: a head over them finds as many wanted
-    ones side by side, so it makes as many requests for each. So ways compare as they do for all items.
+    With the same share of memory, fewer items go through the same states: a head over them finds as many wanted ones
+    side by side, so it makes as many requests for each. So policies compare as they do for all items.
     """
 
     region: Region
@@ -47,15 +47,15 @@ class Thinned:
     every: int
 
     def policy(self, policy: RetentionPolicy) -> RetentionPolicy:
-        """The same way of using less memory."""
+        """Returns the same policy for less memory."""
         return replace(policy, pinned=self.among(policy.pinned), burst=policy.burst // self.every)
 
     def terms(self, terms: MemoryLimits) -> MemoryLimits:
-        """What less memory has to keep to."""
+        """Returns the limits of less memory."""
         return terms if self.every == 1 else MemoryLimits(terms.room // self.every, terms.gap, terms.ahead)
 
     def counts(self, counts: Counts) -> Counts:
-        """What the whole region takes, if it is like this."""
+        """Returns the counts of the whole region, assuming that all of it is like this stretch."""
         if self.every == 1:
             return counts
         all_ = Counts._make(round(count * self.whole.items / self.region.items) for count in counts)
@@ -64,13 +64,13 @@ class Thinned:
         return all_._replace(requests=begun + more, sweeps=counts.sweeps)
 
     def among(self, items: int) -> int:
-        """How many of the region's first items are in the stretches."""
+        """Returns how many of the region's first items are in the stretch."""
         blocks, more = divmod(items, self.block)
         return -(-blocks // self.every) * self.block + (more if blocks % self.every == 0 else 0)
 
 
 def thin_region(region: Region, uses: Uses, most: int) -> Thinned:
-    """About so many of its items; all of them where they are not twice as many, or have a list of their units."""
+    """Returns about this many of its items; all if that is not half as many, or if it has a list of its units."""
     every = region.items // most if region.units.first is None else 1
     if every < 2:
         return Thinned(region, uses, region, region.items, 1)
@@ -87,7 +87,7 @@ def thin_region(region: Region, uses: Uses, most: int) -> Thinned:
 
 
 def number_uses(items: Items | MappedUses, starts: Starts, block: int, every: int) -> tuple[Items, Starts]:
-    """The uses of these stretches, numbered from one to the next."""
+    """Returns the uses of these stretches, numbered from one to the next."""
     found, places = [], []
     for begin in range(0, len(items), SWEEP_BLOCK):
         here = items[begin : begin + SWEEP_BLOCK]
@@ -112,7 +112,7 @@ NEAR = 16  # units to a gap, above which many lie within one, and a head that pa
 
 
 def reading_seconds(counts: Counts, units: Units, storage: Storage) -> float:
-    """The time that reading took, decoding, and encoding what is held packed."""
+    """Returns the time for reading, decoding, and encoding what is held packed."""
     packing = units.packing
     lost = 0.0 if packing is None else packing.lost * counts.unpacked  # each is read again
     decoded = (counts.decoded + lost * units.per_unit) * units.sample_nbytes if units.encoded else 0
@@ -123,7 +123,7 @@ def reading_seconds(counts: Counts, units: Units, storage: Storage) -> float:
 
 
 def scan_seconds(region: Region, storage: Storage) -> float:
-    """The time that reading all of it once takes, and decoding it."""
+    """Returns the time for reading and decoding the whole region once."""
     everything = Counts(requests=1, bytes=region.stored_nbytes(region.items), decoded=region.items)
     return reading_seconds(everything, region.units, storage)
 
@@ -140,10 +140,11 @@ def choose(
     start: bool = False,
     direct: bool = True,
 ) -> tuple[RetentionPolicy, list[Epoch]]:
-    """The cheapest way for one node, and its measured epochs; with `start` what they begin with is paid, too.
+    """Returns the cheapest policy for one node, and its counts for the measured epochs.
 
-    `kinds` says whether units may be held whole, or must be: (False,), (True,) or both. Of a large region a part of
-    the items is counted, and stands for all. Unless `direct`, it is one by which nothing goes past the memory.
+    With `start`, filling the memory at the beginning counts, too. `kinds` says whether units may be held whole, or must
+    be: (False,), (True,) or both. Of a large region, a part of the items is counted and stands for all. Unless
+    `direct`, everything that is read goes through the memory.
     """
     thin = thin_region(region, uses, FORMULA_ITEMS)
 
@@ -172,7 +173,7 @@ def choose(
 
 
 class TriedPolicy(NamedTuple):
-    """A way, and what it takes."""
+    """A policy, and its counts."""
 
     seconds: float
     counts: Counts
@@ -180,14 +181,14 @@ class TriedPolicy(NamedTuple):
     epochs: list[Epoch]
 
     def cost(self) -> tuple[float, int, int]:
-        """Seconds; and where what decides them is equal, the other."""
+        """Returns the seconds, and as tie-breaker the resource that did not decide."""
         return self.seconds, self.counts.requests, self.counts.bytes
 
 
 def _balance(
     best: TriedPolicy, counted: Callable[[RetentionPolicy], TriedPolicy], gap: int, storage: Storage
 ) -> TriedPolicy:
-    """The way with a narrower gap where bytes decide, or a wider one where requests do, as long as that gains."""
+    """Returns the policy with a narrower gap if bytes decide, or a wider one if requests do, as long as that gains."""
     passing = best.counts.bytes / storage.bandwidth
     factor = 0.5 if passing > best.counts.requests * storage.request_seconds else 2
     for power in range(1, WIDEST + 1):
@@ -201,9 +202,9 @@ def _balance(
 def _fewer_ahead(
     best: TriedPolicy, counted: Callable[[RetentionPolicy], TriedPolicy], terms: MemoryLimits, storage: Storage
 ) -> TriedPolicy:
-    """The way with reads issued fewer steps ahead, where bytes decide: these steps take memory, and pay for requests.
+    """Returns the policy with reads issued fewer steps ahead if bytes decide, because these steps take memory.
 
-    What a head reads in one go is on its way while batches wait; single requests have to be made side by side.
+    What a head reads in one go arrives while batches wait; single requests have to be made side by side.
     """
     fewer = max(0, terms.room // (FEW_STEPS * max(1, terms.step)) - 1)
     passing = best.counts.bytes / storage.bandwidth
@@ -217,7 +218,7 @@ def _fewer_ahead(
 def candidates(
     region: Region, terms: MemoryLimits, storage: Storage, kinds: tuple[bool, ...]
 ) -> Iterator[RetentionPolicy]:
-    """The ways worth counting beside keeping nothing: all that fits pinned, and sweeps over what formulas leave."""
+    """Yields policies worth counting besides keeping nothing: everything pinned, and sweeps that formulas propose."""
     room = terms.room
     everything = [
         RetentionPolicy(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room
@@ -249,8 +250,11 @@ def candidates(
 def _guesses(
     region: Region, most: int, whole: bool, terms: MemoryLimits, storage: Storage
 ) -> list[tuple[float, int, bool]]:
-    """Sizes of the pinned part that are worth counting, with their estimates: where the formulas find the least cost,
-    where the theory of a dense sweep does (twice the memory less everything), nothing, and all that fits."""
+    """Returns sizes of the pinned part that are worth counting, with their estimated costs.
+
+    These are the size with the least cost by the formulas, the one by the theory of a dense sweep (twice the memory
+    less everything), nothing, and all that fits.
+    """
     everything = region.held_nbytes(region.items, whole=whole)
     room = region.held_nbytes(most, whole=whole)
     dense = {region.fitting(max(0, 2 * known - everything), whole=whole) for known in (room, terms.room)}
@@ -263,10 +267,10 @@ def _guesses(
 
 
 def _burst(region: Region, pinned: int, whole: bool, terms: MemoryLimits) -> int:
-    """The bytes to free at a time: with more the memory is emptier on average, with less it is read in smaller pieces.
+    """Returns the bytes to free at a time: larger bursts leave the memory emptier, smaller ones read smaller pieces.
 
-    Pieces that go on where the last one ended are one request. As not every storage takes them so, they are as long as
-    they would be best if each were paid for, or as a hundredth of the memory allows.
+    A piece that continues the last one belongs to the same request, but not on every storage. So pieces are as long as
+    would be best if each were paid for, or as a hundredth of the memory allows.
     """
     free = terms.room - region.held_nbytes(pinned, whole=whole)
     swept = region.stored_nbytes(region.items) - region.stored_nbytes(pinned)
@@ -274,7 +278,7 @@ def _burst(region: Region, pinned: int, whole: bool, terms: MemoryLimits) -> int
 
 
 def estimate(region: Region, pinned: int, whole: bool, terms: MemoryLimits, storage: Storage) -> float:
-    """About how many seconds an epoch takes, from the density at which the head finds wanted units."""
+    """Returns about how many seconds an epoch takes, from the density at which the head finds wanted units."""
     items = region.items - pinned
     units = max(1.0, items / region.units.per_unit)
     unit_nbytes = max(1.0, (region.stored_nbytes(region.items) - region.stored_nbytes(pinned)) / units)
@@ -299,7 +303,7 @@ def estimate(region: Region, pinned: int, whole: bool, terms: MemoryLimits, stor
 
 
 def _uses_between_visits(share: float) -> float:
-    """How often a unit is used between two visits when those held make up this share: 1 - (1 - exp(-x)) / x."""
+    """Returns how often a unit is used between two visits if this share is held: 1 - (1 - exp(-x)) / x."""
     low, high = 1e-9, 1e9
     for _ in range(80):
         middle = math.sqrt(low * high)

@@ -1,4 +1,4 @@
-"""Job: a training as the planner sees it, planned as its loader plans it, but without one."""
+"""Job: a training as the planner sees it. It is planned as its loader plans it, but without a loader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Epochs = Callable[[int], PassUses]  # what a rank, or its node, has of each
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is read, by whom, in which order, with what memory: all that a loader's plan follows from."""
+    """Everything that a loader's plan follows from: what is read, by which ranks, in which order, with what memory."""
 
     pieces: Sequence[Piece]  # each field of the data set, or of each of several
     storages: Sequence[Storage]  # of each piece
@@ -57,22 +57,22 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """The number of nodes."""
         return -(-self.world.ranks // self.world.ranks_per_node)
 
     @property
     def orders(self) -> Sequence[ShuffledUses]:
-        """Those of all jobs."""
+        """The orders of all jobs."""
         return self.order, *self.beside
 
     def uses(self, epoch: int) -> SampleUses:
-        """What all ranks use, step by step; of several jobs what any of them does, each sample once in a step."""
+        """Returns what all ranks use, step by step; of several jobs, each sample once per step."""
         unlike = {one.facts: one for one in self.orders}
         every = [self.uses_of(one, epoch) for one in unlike.values()]
         return every[0] if len(every) == 1 else once_a_step(in_lockstep(every))
 
     def uses_of(self, order: ShuffledUses, epoch: int) -> SampleUses:
-        """What one of the jobs uses, step by step."""
+        """Returns what one of the jobs uses, step by step."""
         starts = steps(order, self.batch * self.world.ranks, drop_last=self.drop_last)
         samples = order.of(epoch)[: starts[-1]]
         if len(self.firsts) == 1:
@@ -83,13 +83,13 @@ class Job:
 
     @cached_property
     def who(self) -> Callable[[int], Who]:
-        """Who takes and provides each use of an epoch: the same for all ranks that ask."""
+        """Returns which rank takes and which provides each use of an epoch, computed once for all ranks that ask."""
         kept = max(EPOCHS_KEPT, WHO_KEPT // max(1, self.order.uses))
         return lru_cache(kept)(lambda epoch: self.sharing(0).who(self.uses(epoch)))
 
     @cached_property
     def needs(self) -> list[Needs]:
-        """What the batches of each rank take, by the first epoch."""
+        """The memory that the batches of each rank take, by the first epoch."""
         own = self.sharing(0)
         if self.world.ranks == 1:  # its uses are those of all jobs
             return [_needs_of(self, own.exchange, 0, 0)]
@@ -97,7 +97,7 @@ class Job:
         return [made(*facts) for facts in zip(*own.largest(self.uses(0), self.who(0)), strict=True)]
 
     def sharing(self, rank: int) -> Sharing:
-        """The data set among the ranks, as this one sees it: as loaders divide it where nobody says `balance`."""
+        """Returns how the data set is divided among ranks, as this rank sees it and loaders do by default."""
         node_of = (np.arange(self.world.ranks) // self.world.ranks_per_node).astype(np.int32)
         mates, node = np.flatnonzero(node_of == node_of[rank]).tolist(), int(node_of[rank])
         apart = self.nodes == 1 or any(piece.in_blocks for piece in self.pieces)  # each holds what its ranks take
@@ -107,7 +107,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class NodePlan:
-    """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
+    """What a node reads and holds, epoch by epoch, as far as its epochs were simulated."""
 
     epochs: list[list[Counts]]  # for each piece; the first of a window with its start
     uses: list[int]  # of each epoch, of the last where there are fewer: rows of all pieces, for all jobs
@@ -119,19 +119,19 @@ class NodePlan:
 
     @property
     def later(self) -> range:
-        """The epochs that stand for those after the first; of one there is nothing else."""
+        """The epochs that stand for those after the first; if there is only one, that one."""
         return range(min(1, len(self.epochs) - 1), len(self.epochs))
 
     @property
     def peak_nbytes(self) -> int:
-        """The most memory that it takes, batches and all."""
+        """The most memory that it takes, with batches."""
         if self.budget is None:
             return self.batches_nbytes
         kept = max(sum(plan.pages * plan.page for plan in window.plans) for window in self.windows)
         return kept + self.budget.nbytes - self.budget.parts
 
     def outcome(self, epochs: Sequence[int]) -> Outcome:
-        """What these epochs cost, on average."""
+        """Returns the average cost of these epochs."""
         listed = [self.epochs[epoch] for epoch in epochs]
         pieces = [total(of_piece) for of_piece in zip(*listed, strict=True)]
         facts = zip(pieces, self.units, self.storages, strict=True)
@@ -151,7 +151,7 @@ class NodePlan:
 
 
 def plan_node(job: Job, node: int = 0) -> NodePlan:
-    """The plan of a node, as its loaders make it: exact counts for each epoch. BufferTooSmall as theirs."""
+    """Returns the plan of a node as its loaders make it, with exact counts. Raises BufferTooSmall as they do."""
     if not job.memory:
         return _one_by_one(job, node)
     if job.beside:
@@ -171,7 +171,7 @@ def plan_node(job: Job, node: int = 0) -> NodePlan:
 
 
 def _of_service(job: Job) -> NodePlan:
-    """The plan of a service that has all of these jobs from its first step on."""
+    """Returns the plan of a service that has all of these jobs from its first step on."""
     of_epoch = lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch)))
     of_job = [job.uses_of(one, 0) for one in job.orders]
     boxes = [piece.in_blocks and not piece.in_places for piece in job.pieces]
@@ -193,7 +193,7 @@ def predicted(
     epochs: int,
     extents: RowWindows | None = None,
 ) -> Outcome:
-    """What the later of these epochs cost one process, on average, with so much memory for what is kept alone."""
+    """Returns the average cost of the later epochs for one process, with this much memory for samples alone."""
     made = followed(order, units, storage, batch=batch, memory=memory, epochs=epochs, extents=extents)
     return made.outcome(made.later)
 
@@ -209,7 +209,7 @@ def followed(
     known: int = SEGMENTS[0],
     extents: RowWindows | None = None,
 ) -> NodePlan:
-    """The plan of one process with so much memory for what is kept alone; so many epochs are known at a time."""
+    """Returns the plan of one process with this much memory for samples alone. `known` epochs are known at a time."""
     piece = Piece(0, 0, whole_region(units), extents)
     fields, pieces = [SampleBytes(piece.slots * units.sample_nbytes)], [piece]
     job = Job(pieces, [storage], fields, 0, order, World(0, 1), batch, memory, epochs)
@@ -222,7 +222,7 @@ def followed(
 def _follow_job(
     job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int, known: int = SEGMENTS[0]
 ) -> NodePlan:
-    """The plan of a node whose memory is divided, as far as it is worth following."""
+    """Returns the plan of a node whose memory is divided, as far as it is worth simulating."""
     found: list[list[Counts]] = []
     windows = []
     uses = len(of_epoch(0).planned.rows)
@@ -246,10 +246,10 @@ def planned_windows(
     batch: int,
     known: int = SEGMENTS[0],
 ) -> Iterator[PlannedPasses]:
-    """The windows that a loader plans one after another, with so much memory for what is kept.
+    """Yields the windows that a loader plans one after another, with this much memory for samples.
 
-    Of later epochs it knows so many at a time, this one among them.
-    Where nobody knows how many epochs there are: those that it plans at first.
+    It knows `known` epochs at a time, this one included. If their total is unknown, these are the windows that it plans
+    at first.
     """
     done, last, parts = 0, None, []  # epochs; the window before; and how the run that carries it out holds its pieces
     while epochs is None or done < epochs:
@@ -279,36 +279,36 @@ def planned_windows(
 
 
 def _used_pieces(job: Job, pieces: Sequence[Piece], uses: SampleUses, epoch: int) -> int:
-    """The rows that an epoch uses: what a step of several jobs reads once, each of them uses."""
+    """Returns the rows that an epoch uses. What several jobs use in one step is read once, and each uses it."""
     every = [job.uses_of(one, epoch) for one in job.orders] if job.beside else [uses]
     return sum(len(piece.rows(one)[0]) for one in every for piece in pieces)
 
 
 def rank_part(job: Job, own: Sharing, epoch: int) -> PassUses:
-    """What a rank has of an epoch."""
+    """Returns a rank's part of an epoch."""
     uses = job.uses(epoch)
     return alone(uses) if job.world.ranks == 1 else own.divided(uses, job.who(epoch))[0]
 
 
 def rank_batch(job: Job) -> int:
-    """The most samples of a rank's batch, as its loader knows it."""
+    """Returns the most samples in a batch of a rank, as its loader knows it."""
     return max(1, min(job.batch, -(-job.order.uses // job.world.ranks)))
 
 
 def places_of_batch(job: Job, batch: int) -> int:
-    """The places that the memory of a batch has: where samples are cut out of blocks, one for each of these."""
+    """Returns how many places the memory of a batch has: where samples are cut from blocks, one per block."""
     return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if one.in_places)])
 
 
 def _needs_of(job: Job, exchange: str, largest: int, inbox: int) -> Needs:
-    """Returns what the batches of a rank take whose largest one has so many samples."""
+    """Returns the memory for a rank's batches if the largest has `largest` samples."""
     places = places_of_batch(job, max(rank_batch(job), largest))
     own = needs(job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
 
 def _one_by_one(job: Job, node: int) -> NodePlan:
-    """Without a buffer: each rank reads its batches in their turn, each sorted and joined over small holes."""
+    """Returns the plan without a buffer: each rank reads each batch in file order, joining reads over small holes."""
     first, world = node * job.world.ranks_per_node, job.world
     ranks = range(first, min(first + world.ranks_per_node, world.ranks))
     epochs = range(min(2, job.epochs or 2))  # one is like another
@@ -337,7 +337,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
 
 
 def _rank_by_rank(uses: SampleUses, some: range, ranks: int) -> SampleUses:
-    """Returns what some of the ranks use, each step of each rank as a step of its own: one rank after another."""
+    """Returns the uses of some ranks, with each step of each rank as a step of its own, rank after rank."""
     ends = np.stack([-(-(uses.starts - rank) // ranks) for rank in some])  # of each rank, among its own uses
     sizes = np.diff(ends, axis=1)
     rows = np.concatenate([uses.rows[rank::ranks][: end[-1]] for rank, end in zip(some, ends, strict=True)])

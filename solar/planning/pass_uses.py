@@ -1,4 +1,4 @@
-"""PassUses: the batches of a pass, mapped to rows of files and slots of batches."""
+"""PassUses: the batches of a pass, mapped to rows of files and places in batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = 1 << 18  # uses whose repeats are looked for together
 
 
 class SampleUses(NamedTuple):
-    """Samples used step by step: for each the number of its H5Dataset, and its row there."""
+    """Samples used step by step: for each, the number of its H5Dataset and its row there."""
 
     which: NDArray[np.int64] | None  # None: there is one H5Dataset
     rows: NDArray[np.int32]
@@ -28,25 +28,25 @@ class SampleUses(NamedTuple):
         return np.diff(self.starts)
 
     def same(self, other: SampleUses) -> bool:
-        """Whether the same samples come in the same steps."""
+        """Returns whether both use the same samples in the same steps."""
         pairs = zip(self, other, strict=True)
         return all(
             np.array_equal(one, two) if one is not None and two is not None else one is two for one, two in pairs
         )
 
     def counts(self, datasets: int) -> list[int]:
-        """How many are of each H5Dataset."""
+        """Returns how many uses there are of each H5Dataset."""
         return [len(self.rows)] if self.which is None else np.bincount(self.which, minlength=datasets).tolist()
 
     def of(self, dataset: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """What the batches use of one H5Dataset: its rows, and where each batch begins among them."""
+        """Returns the uses of one H5Dataset: its rows, and where each batch begins among them."""
         if self.which is None:
             return self.rows, self.starts
         where = np.flatnonzero(self.which == dataset)
         return self.rows[where], np.searchsorted(where, self.starts)
 
     def positions(self, dataset: int) -> NDArray[np.int32] | None:
-        """The place of each use of this H5Dataset; None where all are of it, in order."""
+        """Returns the place of each use of this H5Dataset; None if all uses are of it, in order."""
         if self.which is None:
             return self.places
         where = np.flatnonzero(self.which == dataset)
@@ -57,7 +57,7 @@ class SampleUses(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A name for what is used, and when; not for where it goes."""
+        """Identifies what is used and when, but not the places where it goes."""
         sha = hashlib.sha256()
         for column in (self.which, self.rows, self.starts):
             sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
@@ -66,7 +66,7 @@ class SampleUses(NamedTuple):
 
 
 class PassUses(NamedTuple):
-    """Batches one after another, mostly of an epoch, made of what a plan provides: for this process, or its node."""
+    """Consecutive batches, mostly of an epoch, and what a plan provides for them: for this process, or its node."""
 
     planned: SampleUses
     batches: SampleUses  # the same where a process is by itself
@@ -80,12 +80,12 @@ class PassUses(NamedTuple):
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """The samples that the memory of each batch has."""
+        """The number of samples for which the memory of each batch has room."""
         return self.batches.sizes if self.sizes_ is None else self.sizes_
 
     @property
     def by_rank(self) -> SampleUses:
-        """What is planned, in each step rank by rank, as if these were steps of their own."""
+        """The planned uses, with each step divided into one step per rank."""
         if self.takers is None:
             return self.planned
         ranks, steps = 1 + int(self.takers.max(initial=0)), len(self.planned.starts) - 1
@@ -97,23 +97,23 @@ class PassUses(NamedTuple):
 
     @property
     def inbox(self) -> int:
-        """How many samples come from other nodes to a batch, at most, with room for a later segment's."""
+        """The most samples of a batch that come from other nodes, with room for those of a later segment."""
         if self.parcels is None or not len(self.parcels.come):
             return 0
         return with_room(int(np.bincount(self.parcels.come[:, 0]).max()))
 
     def same(self, other: PassUses) -> bool:
-        """Whether the same samples come in the same batches."""
+        """Returns whether both use the same samples in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)
 
 
 def with_room(samples: int) -> int:
-    """Returns how many samples an inbox has room for, if so many come to a batch of the first segment."""
+    """Returns how many samples an inbox should hold if up to `samples` come to a batch of the first segment."""
     return int(1.5 * samples)
 
 
 def alone(uses: SampleUses) -> PassUses:
-    """The batches of a process by itself."""
+    """Returns the batches of a process by itself."""
     return PassUses(uses, uses)
 
 
@@ -121,9 +121,9 @@ def alone(uses: SampleUses) -> PassUses:
 
 
 def in_lockstep(jobs: Sequence[SampleUses]) -> SampleUses:
-    """Step by step what each of several jobs uses, those of one after those of another; some may end before others.
+    """Returns, step by step, the uses of each of several jobs, one job after another. Some may end before others.
 
-    All are of the same H5Datasets and of one epoch, and their uses are in order.
+    All use the same H5Datasets in one epoch, and their uses are in order.
     """
     assert all(one.places is None and one.epoch == jobs[0].epoch for one in jobs)
     ends, places = join_steps(jobs)
@@ -137,7 +137,7 @@ def in_lockstep(jobs: Sequence[SampleUses]) -> SampleUses:
 
 
 def join_steps(jobs: Sequence[SampleUses]) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Where the uses of each step and job end, and the place of each use of each job."""
+    """Returns where the uses of each step and job end, and the place of each use."""
     steps = max(len(one.starts) for one in jobs) - 1
     sizes = np.zeros((steps, len(jobs)), np.int64)
     for number, one in enumerate(jobs):
@@ -150,12 +150,12 @@ def join_steps(jobs: Sequence[SampleUses]) -> tuple[NDArray[np.int64], list[NDAr
 
 
 def once_a_step(uses: SampleUses) -> SampleUses:
-    """The same with each sample once in a step, where it comes first: what one step wants twice is read once."""
+    """Returns the uses with each sample once per step, where it is used first: a step reads it only once."""
     return keep_uses(uses, _back_to_first(uses) == 0)
 
 
 def shared_steps(jobs: Sequence[SampleUses]) -> tuple[SampleUses, list[NDArray[np.uint32]]]:
-    """What any of several jobs uses in each step, once; and for each use of each job its place in its step."""
+    """Returns what any of the jobs uses in each step, once, and the place of each job's uses in its step."""
     every = in_lockstep(jobs)
     back = _back_to_first(every)
     kept = back == 0
@@ -166,14 +166,14 @@ def shared_steps(jobs: Sequence[SampleUses]) -> tuple[SampleUses, list[NDArray[n
 
 
 def keep_uses(uses: SampleUses, kept: NDArray[np.bool_]) -> SampleUses:
-    """Some of the uses of each step."""
+    """Returns some of the uses of each step."""
     before = np.concatenate(([0], np.cumsum(kept)))
     which = None if uses.which is None else uses.which[kept]
     return uses._replace(which=which, rows=uses.rows[kept], starts=before[uses.starts])
 
 
 def _back_to_first(uses: SampleUses) -> NDArray[np.int32]:
-    """For each use, how many before it the same sample comes first in its step; 0: it is that."""
+    """Returns, for each use, how far before it the step uses the same sample first; 0: it is the first."""
     span = 1 + int(uses.rows.max(initial=0))
     back, sizes = np.zeros(len(uses.rows), np.int32), uses.sizes
     step = 0

@@ -1,4 +1,4 @@
-"""Plan: what a node reads of one field, for some epochs: the way is chosen once, each epoch worked out in its turn."""
+"""Plan: what a node reads of one field for some epochs. Each epoch is worked out when it comes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHARE = 8  # the part of memory that steps on their way may take
 
 
 class NoRoom(PlanError):
-    """Memory has no room for what a step uses; `least` is what works."""
+    """Memory has no room for what a step uses. `least` is a size that works."""
 
     def __init__(self, memory: int, largest: int, pinned: int) -> None:
         self.largest, self.least = largest, pinned + largest
@@ -56,7 +56,7 @@ class NoRoom(PlanError):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """All epochs of a plan. It begins with empty memory, or with its pinned part, and ends so."""
+    """The epochs of a plan. It begins and ends with empty memory, or with the pinned part only."""
 
     uses: Uses
     region: Region
@@ -71,26 +71,26 @@ class Plan:
 
     @property
     def kept(self) -> str:
-        """What memory holds: samples as they are used, "rows"; encoded, "packed"; or "stored" chunks as in the file."""
+        """What memory holds: samples, "rows"; encoded samples, "packed"; or chunks as in the file, "stored"."""
         return "stored" if self.policy.whole else "rows" if self.region.units.packing is None else "packed"
 
     @property
     def page(self) -> int:
-        """The bytes that memory is cut into: a sample, or a page, of which each chunk takes as many as it needs."""
+        """The bytes of a slot: a sample, or a page. A chunk takes as many pages as it needs."""
         return self.region.units.page if self.kept == "stored" else self.region.units.held_nbytes
 
     @property
     def pages(self) -> int:
-        """How many of them there are to be, at most."""
+        """The largest number of slots."""
         held = self.policy.pinned if self.policy.direct else self.region.items
         return min(self.terms.room, self.region.held_nbytes(held, whole=self.policy.whole)) // self.page
 
     def seconds(self, storage: Storage) -> float:
-        """How long all that it reads takes."""
+        """Returns the time for all that it reads."""
         return costs.reading_seconds(total([self.start_counts, *self.counts]), self.region.units, storage)
 
     def script(self, epoch: int) -> Script:
-        """What is used, read and dropped in this epoch, step by step."""
+        """Returns what this epoch uses, reads and drops, step by step."""
         if epoch not in self.epochs:
             raise PlanError(f"epoch {epoch}: this plan has epochs {self.epochs.start} to {self.epochs.stop - 1}")
         place = epoch - self.epochs.start
@@ -131,14 +131,14 @@ def plan_rows(
     direct: bool = True,
     parts: int = 1,
 ) -> Plan:
-    """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
+    """Returns the plan of one process or node by itself, for any sequence of samples in each epoch, repeats included.
 
-    `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
-    are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
-    take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With
-    `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
-    lie in the `region`, if one is given. With a `packing` they are held so if that is cheaper. Unless `direct`, nothing
-    goes past the memory, where there is some. A pass over the samples may come in so many `parts`, each an epoch here.
+    `memory` is for samples only: batches have their own. Epochs may differ in length and steps; `facts` identify what
+    the sequences follow from. Reads are issued up to `ahead` steps before their use, as long as these steps take at
+    most an eighth of the memory. Raises PlanError if the largest step does not fit. With `holding`, memory already has
+    the pinned part of the given policy, as a Plan of that policy leaves it. All samples lie in `region`, if it is
+    given. With a `packing` they are held packed if that is cheaper. Unless `direct`, everything that is read goes
+    through the memory, if there is any. A pass over the samples may come in `parts`, each an epoch here.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -165,7 +165,7 @@ def plan_rows(
 
 
 class OrdersKept:
-    """The uses of epochs, of which few stay: those that were asked for last. How many they are stays of all."""
+    """The uses of epochs. Only those asked for last are kept; their counts are kept of all."""
 
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
@@ -182,7 +182,7 @@ class OrdersKept:
         return self._here[epoch]
 
     def size(self, epoch: int) -> tuple[int, int, int]:
-        """The uses of an epoch, its steps, and the most uses in one of them."""
+        """Returns the number of uses of an epoch, its steps, and the most uses in one step."""
         if epoch not in self._sizes:
             self(epoch)
         return self._sizes[epoch]
@@ -194,7 +194,7 @@ def _check_epochs(epochs: range) -> None:
 
 
 def _uses_of(of: Sequence, region: Region) -> Uses:
-    """The sequences in items of the region, checked."""
+    """Returns the sequences in items of the region, checked."""
     units = region.units
 
     def uses(epoch: int) -> UsesOf:
@@ -225,7 +225,7 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
 def _terms(
     uses: OrdersKept, region: Region, epochs: range, memory: int, gap: int, ahead: int, policy: RetentionPolicy
 ) -> MemoryLimits:
-    """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
+    """Returns the limits with as many steps ahead as take an eighth of the memory. PlanError: not one step fits."""
     if policy.direct or policy.pinned == region.items:
         return MemoryLimits(memory, gap, ahead)
     largest = max(uses.size(epoch)[2] for epoch in epochs) * region.heaviest(whole=policy.whole)
@@ -239,7 +239,7 @@ def _terms(
 
 
 def _swept_step(uses: OrdersKept, region: Region, epochs: range, policy: RetentionPolicy) -> int:
-    """The bytes in memory of what a step uses beside the pinned part, at most."""
+    """Returns the most bytes of memory that a step uses beside the pinned part."""
     units, every = (
         region.native(policy.pinned, whole=policy.whole),
         (page for one in epochs for page in pages(uses(one))),
@@ -249,7 +249,7 @@ def _swept_step(uses: OrdersKept, region: Region, epochs: range, policy: Retenti
 
 
 def _largest_step(uses: UsesOf, region: Region, whole: bool) -> int:
-    """The bytes in memory of what a step uses, at most."""
+    """Returns the most bytes of memory that a step uses."""
     units = region.native(0, whole=whole)
     every = ((region.whole(items, 0) if whole else items, starts) for items, starts in pages(uses))
     return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in every)
@@ -265,9 +265,9 @@ def _cheapest(
     *,
     direct: bool,
 ) -> RetentionPolicy:
-    """By what a later epoch costs; where there are few, by what all of them cost with their start.
+    """Returns the plan that costs least in a later epoch or, if there are few epochs, in all of them with their start.
 
-    The regions are one, whose samples are held in one way or another.
+    The regions are one region whose samples are held in different forms.
     """
     # Of a large data set an epoch is like another, and memory runs empty in the last two.
     most, measures = (4, slice(1, 2)) if regions[0].items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))
@@ -331,7 +331,7 @@ def _sampler_state(
 
 
 def plan_digest(facts: tuple[object, ...]) -> str:
-    """A name for exactly this plan: another order, place of the samples, world, memory or storage gives another one."""
+    """Identifies this plan: another order, layout, world, memory or storage gives another digest."""
     sha = hashlib.sha256()
     for fact in facts:
         sha.update(fact if isinstance(fact, bytes) else repr(fact).encode())

@@ -1,4 +1,4 @@
-"""PlannedPasses: as many passes as are known and fit, planned together. The door of a loader and of `solar plan`."""
+"""PlannedPasses: as many passes as are known and fit, planned together, for loaders and `solar plan` alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEGMENTS = 32, 256  # passes, at most
 
 @dataclass(frozen=True)
 class Piece:
-    """One field of one H5Dataset, or of the part of it that is read on this node: what is planned for itself."""
+    """One field of one H5Dataset, or the part of it that this node reads. Each piece has a plan of its own."""
 
     dataset: int
     field: int
@@ -46,38 +46,38 @@ class Piece:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether samples are cut out of what is held, and may have that in common."""
+        """Whether samples are cut from what is held, and may share parts of it."""
         return self.extents is not None and self.extents.in_blocks
 
     @property
     def in_places(self) -> bool:
-        """Whether a batch has a place for each block that it uses, not for each sample."""
+        """Whether a batch has a place for each block that it uses, rather than for each sample."""
         return self.extents is not None and self.extents.in_places
 
     @property
     def slots(self) -> int:
-        """How many rows make up a sample."""
+        """The number of rows that make up a sample."""
         return 1 if self.extents is None else self.extents.slots
 
     @property
     def sample_nbytes(self) -> int:
-        """The bytes of a sample in a batch, on average."""
+        """The average bytes of a sample in a batch."""
         unit = self.units.sample_nbytes
         return unit if self.extents is None else self.extents.bytes_of(unit)
 
     @property
     def tables_nbytes(self) -> int:
-        """The bytes of what a process notes of blocks and their uses; of rows this is little, and not counted."""
+        """The bytes in which a process keeps blocks and their uses. For rows this is little, and not counted."""
         return 0 if self.extents is None else self.extents.tables_nbytes
 
     def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
-        """What the batches use of it: rows, and where each batch begins among them."""
+        """Returns what the batches use of it: its rows, and where each batch begins among them."""
         samples, starts = uses.of(self.dataset)
         return (samples, starts) if self.extents is None else self.extents.rows_used(samples, starts, uses.epoch)
 
 
 def part_script(piece: Piece, segment: PassUses, script: Script) -> PartScript:
-    """What a segment is for one part: this rank's samples, if they are boxes, of the blocks of all of its node."""
+    """Returns the script of a segment for one part: for boxes, this rank's samples and the blocks of its whole node."""
     uses = segment.batches
     samples, starts = uses.of(piece.dataset)
     corners = None if piece.extents is None else piece.extents.corners_of(samples, uses.epoch)
@@ -89,7 +89,7 @@ def part_script(piece: Piece, segment: PassUses, script: Script) -> PartScript:
 
 
 def steps_ahead(storage: Storage) -> int:
-    """How many steps before its use a read is issued, where memory allows: each step has a request at least.
+    """Returns how many steps before its use a read is issued, where memory allows: each step has a request at least.
 
     >>> steps_ahead(Storage(1e-4, 1e9, 50_000)), steps_ahead(Storage(3e-2, 1e9, 2_000, depth=64))
     (6, 60)
@@ -99,13 +99,13 @@ def steps_ahead(storage: Storage) -> int:
 
 
 def passes_per_plan(uses: int, *, first: bool) -> int:
-    """How many passes of so many uses are planned together: at first, or later."""
+    """Returns how many passes with this many uses are planned together, in the first plan or in a later one."""
     place = 0 if first else 1
     return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
 
 
 class PlannedPasses:
-    """Segments planned together, for each piece a Plan. They are numbered from `first`, in the life of a run."""
+    """Segments planned together, with a Plan per piece. They are numbered over the life of a run."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class PlannedPasses:
         ]
 
     def segment(self, number: int) -> PassUses:
-        """One of them. The one that was asked for last is kept: planning goes from one to the next."""
+        """Returns a segment. The one asked for last is kept, because planning goes from one to the next."""
         found = self._made.get(number)
         if found is None:
             self._made = {}  # before the next one needs memory
@@ -142,16 +142,16 @@ class PlannedPasses:
         return found
 
     def uses(self, number: int) -> int:
-        """The rows that a segment uses of the piece that has most of them in a sample."""
+        """Returns the rows that a segment uses, of the piece that has the most rows per sample."""
         return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
 
     @property
     def policies(self) -> list[RetentionPolicy]:
-        """How the memory is used for each piece."""
+        """The policy of each piece."""
         return [plan.policy for plan in self.plans]
 
     def counts(self, number: int) -> list[Counts]:
-        """What a segment takes, as planned, for each piece."""
+        """Returns what a segment costs as planned, over all pieces."""
         place = number - self.segments.start
         found = [plan.counts[place] for plan in self.plans]
         if place == 0:
@@ -159,12 +159,12 @@ class PlannedPasses:
         return found
 
     def counts_of_pieces(self, number: int) -> list[Counts]:
-        """The same, piece by piece."""
+        """Returns what a segment costs as planned, piece by piece."""
         found = self.counts(number)
         return [total(found[at :: len(self.pieces)]) for at in range(len(self.pieces))]
 
     def counts_alone(self, number: int) -> list[Counts]:
-        """What this process reads of it by itself, at the homes of other nodes, for each piece."""
+        """Returns what this process reads by itself in the home regions of other nodes, for each piece."""
         uses = self.segment(number).elsewhere
         if uses is None:
             return []
@@ -177,7 +177,7 @@ class PlannedPasses:
         return found
 
     def scripts(self, number: int) -> list[PartScript]:
-        """What a segment is for each of the parts."""
+        """Returns the script of a segment for each part."""
         segment = self.segment(number)
         pairs = zip(self.pieces, self.plans, strict=True)
         scripts = [part_script(piece, segment, plan.script(number)) for piece, plan in pairs]
@@ -188,7 +188,7 @@ class PlannedPasses:
         return scripts
 
     def sizes(self, number: int, scripts: Sequence[PartScript]) -> NDArray[np.int64]:
-        """The places that the memory of each batch has, for the piece that needs most."""
+        """Returns the number of places that the memory of each batch has, for the piece that needs most."""
         own = self.segment(number).sizes
         if not self._in_blocks:
             return own
@@ -203,7 +203,7 @@ class PlannedPasses:
         return most
 
     def _in_places(self, segment: PassUses, scripts: Sequence[PartScript]) -> list[PartScript]:
-        """The same with the place of each use: a batch has the blocks of one data set behind those of another."""
+        """Returns the scripts with the place of each use: a batch has its blocks data set by data set."""
         taken: dict[int, NDArray[np.int64]] = {}
         found = []
         for piece, one in zip(self.pieces, scripts, strict=True):
@@ -222,7 +222,7 @@ class PlannedPasses:
         return any(piece.in_places for piece in self.pieces)
 
     def _shared(self) -> list[int]:
-        """How much memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
+        """Returns how much memory each piece may hold. What is left over goes to decoded samples."""
         used = self.segment(self.segments.start).planned.counts(1 + max(piece.dataset for piece in self.pieces))
         uses = [used[piece.dataset] * piece.slots / max(1, piece.region.items) for piece in self.pieces]
         shared = shares(self.memory, [piece.region for piece in self.pieces], uses)
@@ -234,7 +234,7 @@ class PlannedPasses:
         return shared
 
     def parts(self) -> list[RunPart]:
-        """How each piece is held."""
+        """Returns how each piece is held."""
         triples = zip(self.pieces, self.plans, self.shares, strict=True)
         # Fields of one H5Dataset are those of all.
         read = [self.batch * one.sample_nbytes for one in {piece.field: piece for piece in self.pieces[::-1]}.values()]
@@ -255,10 +255,10 @@ def _plan(
     holding: bool,
     parts: int,
 ) -> Plan:
-    """The plan of a piece. With `holding` what stays by the way that is given is there already.
+    """Returns the plan of a piece. With `holding`, what the policy keeps from window to window is there already.
 
-    What ranks of a node have in common goes through the memory that they share. Where that has no room for a step, a
-    part stays if that pays, and all else is read straight into the batches, by each rank its own.
+    What ranks of a node share goes through their shared memory. If that has no room for a step, a part is kept if that
+    pays, and each rank reads the rest straight into its batches.
     """
     shared = piece.in_blocks and window.segment(window.segments.start).takers is not None
 
@@ -291,7 +291,7 @@ def _plan(
 
 
 def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
-    """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
+    """Returns how a piece is held. What is read straight into batches takes their memory `ahead` of time."""
     held, ahead = plan.pages * plan.page, plan.terms.ahead
     if plan.policy.pinned == piece.region.items:
         ahead = 0  # nothing is read any more
@@ -305,14 +305,15 @@ def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
 
 
 def number_in_steps(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
-    """0, 1, 2, ... of each step, from that of its first on."""
+    """Returns 0, 1, 2, … within each step, counting from `first` in the first one."""
     return np.arange(starts[-1], dtype=np.int32) - np.repeat((starts[:-1] - first).astype(np.int32), np.diff(starts))
 
 
 def _own_places(
     piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64] | int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Where each block of a step goes in this rank's own batch, -1: nowhere; and where each batch begins among its own.
+    """Returns the place of each block of a step in this rank's batch (-1: it is not in it), and where each batch
+    begins.
 
     Ranks of a node have one plan: a step uses the blocks of all their samples.
     """
@@ -327,7 +328,7 @@ def _own_places(
 
 
 def _read_alone(uses: SampleUses, piece: Piece) -> PartScript:
-    """The plan of what is read straight into the batches."""
+    """Returns the plan of what is read straight into the batches."""
     rows, starts = piece.rows(uses)
     none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
     flags = len(rows) if piece.extents is None else -(-len(rows) // 8)
@@ -336,16 +337,16 @@ def _read_alone(uses: SampleUses, piece: Piece) -> PartScript:
 
 
 def policies_after(last: PlannedPasses, passes: int) -> list[RetentionPolicy | None]:
-    """How a window of so many passes uses memory after the last one; None: that is yet to be chosen.
+    """Returns the policies of a window of this many passes after the last window; None: choose them anew.
 
-    What is best where one pass is known can be dear where several are, so it is chosen again, unless samples stay.
+    What is best for a single known pass can be dear for several, so policies are chosen again unless samples stay.
     """
     alike = (len(last.segments) > 1) == (passes > 1)
     return [policy if alike or policy.pinned else None for policy in last.policies]
 
 
 def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
-    """Whether a run made for the others can carry out a window of these."""
+    """Returns whether a run that was made for the other parts can carry out a window of these."""
     pairs = zip(parts, others, strict=True)
     # To wait for reads sooner than planned does no harm.
     return all(
@@ -357,14 +358,14 @@ def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
 
 
 def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]) -> bool:
-    """Whether a run with these parts, told of the last window to its end, can carry out this one after it."""
+    """Returns whether a run with these parts can carry out `window` after the last one."""
     pairs = zip(last.policies, window.policies, strict=True)
     alike = all(one == two or one.pinned == two.pinned == 0 for one, two in pairs)  # else other samples are to stay
     return alike and fit(window.parts(), parts)
 
 
 def in_words(window: PlannedPasses) -> str:
-    """What a window does with the memory, and what that takes in a later epoch."""
+    """Describes how a window uses the memory, and what that costs in a later epoch."""
     said = [_policy_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
     # Of fields that are used differently. What is kept as it is read needs no word beside another that is not.
     more = {one.partition(held)[0] for one in said for held in (", kept ", ", packed ") if held in one}
@@ -377,7 +378,7 @@ def in_words(window: PlannedPasses) -> str:
 
 
 def packed_ratio(plans: Sequence[Plan]) -> str:
-    """That samples are held packed, and how much smaller; empty if they are not."""
+    """Says that samples are held packed, and how much smaller; empty if they are not."""
     of = [plan.region.units for plan in plans if plan.kept == "packed"]
     if not of:
         return ""

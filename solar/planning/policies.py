@@ -1,9 +1,9 @@
-"""What others do, simulated: PyTorch, a cache in each rank, a fixed part in memory, and the published SOLAR policy.
+"""Simulates what others do: PyTorch, a cache in each rank, a fixed part in memory, and the published SOLAR policy.
 
-Each is a pure function of the order, the units, the world and the memory of a node, and gives its Outcome in one epoch,
-those before it having warmed it up. Samples are counted one by one; nothing here is a formula but the storage's price.
-All of them are given the benefit of the doubt: requests are made at the best depth, work is spread evenly, and caches
-hold samples decoded, as HDF5's does, or each use would decode them again.
+Each is a pure function of the order, the units, the world and the memory of a node, and returns the Outcome of one
+epoch, with caches warm from those before it. Samples are counted one by one; only the price of the storage is a
+formula. All of them get the benefit of the doubt: requests are made at the best depth, work is spread evenly, and
+caches hold decoded samples, as HDF5's does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLICY_BLOCK = 1 << 22  # uses looked at together, so that memory does not grow 
 
 
 def torch(order: ShuffledUses, units: Units, world: World, *, batch: int, storage: Storage, epoch: int = 1) -> Outcome:
-    """PyTorch's loader: each sample is one request, and is forgotten with its batch."""
+    """Simulates PyTorch's loader: each sample is one request, and is forgotten with its batch."""
     unit = unit_of(units, order.of(epoch))
     peak = max(_staged(held, world, batch) for held in _in_steps(held_nbytes(units)[unit], world, batch))
     return _outcome(units, storage, len(unit), 0, len(unit), stored_nbytes(units)[unit].sum(), unit, peak)
@@ -34,10 +34,10 @@ def lru(
     order: ShuffledUses, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1,
     as_stored: bool = False,
 ) -> Outcome:  # fmt: skip
-    """A least-recently-used cache in each rank; the ranks of a node divide its memory equally.
+    """Simulates a least-recently-used cache in each rank. The ranks of a node divide its memory equally.
 
-    Whole units are kept, as the chunk cache of HDF5 does: what came along with a sample is there for the next one. Or
-    `as_stored`, as the page cache does: each use decodes again.
+    Whole units are kept, as HDF5's chunk cache does, so samples read along with another are hits later. With
+    `as_stored`, as the page cache does, each use decodes again.
     """
     room, sizes = memory // world.ranks_per_node, stored_nbytes(units)
     whole = sizes if as_stored else _whole_nbytes(units)
@@ -56,7 +56,7 @@ def lru(
 
 
 def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_], int]:
-    """Which uses are misses, and the most that is held; what has no room even alone is never kept."""
+    """Returns which uses are misses, and the most that is held. A unit that has no room even alone is never kept."""
     held: OrderedDict[int, int] = OrderedDict()
     misses = np.zeros(len(uses), bool)
     resident = peak = 0
@@ -78,12 +78,13 @@ def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_],
 def pinned(
     order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
 ) -> Outcome:
-    """A fixed set that fits into the memory of all nodes together, the rest read one by one: what any cache can reach.
+    """Simulates a fixed set that fits into the memory of all nodes, with the rest read one by one: the best any cache
+    can do.
 
-    Each use is a hit wherever the sample is held. A node keeps room for the batches of its ranks, unless nothing is
-    left to be read; of units that differ in size the smallest are held, for they save the most requests. A batch reads
-    a unit once if memory has room for the batches; without that room, each use reads it, as in `torch`. Encoded chunks
-    are held decoded, or as they are stored: whichever costs less.
+    A use is a hit on whichever node the sample is held. A node keeps room for the batches of its ranks, unless nothing
+    is left to be read. Of units that differ in size the smallest are held, because they save most requests. A batch
+    reads a unit once if memory has room for the batches; otherwise each use reads it, as in `torch`. Encoded chunks are
+    held decoded or as stored, whichever costs less.
     """
     ways = (False, True) if units.encoded else (False,)
     each = [_pinned(order.of(epoch), units, world, batch, memory, storage, as_stored) for as_stored in ways]
@@ -115,7 +116,7 @@ def _pinned(
 
 
 def _pinned_set(nbytes: Ints, room: int, nodes: int) -> tuple[NDArray[np.bool_], int]:
-    """Which units are held, filling one node after the other, smallest first; and what the fullest node holds."""
+    """Returns which units are held, smallest first, node after node, and how much the fullest node holds."""
     is_pinned = np.zeros(len(nbytes), bool)
     smallest_first = np.argsort(nbytes, kind="stable")
     ends = np.cumsum(nbytes[smallest_first])
@@ -134,13 +135,13 @@ def _pinned_set(nbytes: Ints, room: int, nodes: int) -> tuple[NDArray[np.bool_],
 def solar_paper(
     order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
 ) -> Outcome:
-    """The policy of SOLAR (Sun et al., PVLDB 16(1), 2022): what one epoch ends with serves the beginning of the next.
+    """Simulates SOLAR (Sun et al., PVLDB 16(1), 2022): what ends one epoch serves the beginning of the next.
 
     All buffers together hold the C samples used last, first in, first out. Of the whole steps within the first C uses
-    of the next epoch, those held are hits, whichever rank has them: the samples of a global batch go to the ranks that
-    hold them. What is missing is divided equally, so that batches are uneven; each rank reads its share in the order
-    of the file, joined over gaps that cost less than a request. The memory is the paper's: buffers alone, all of M.
-    Its reordering of epochs is left out: it changes the training's order and gains less than 0.4 % of the hits.
+    of the next epoch, samples that are held are hits on any rank: the samples of a global batch go to the ranks that
+    hold them. The missing ones are divided equally, so that batches are uneven, and each rank reads its share in file
+    order, joined over gaps that cost less than a request. As in the paper, buffers have all of the memory M. Its
+    reordering of epochs is left out: it changes the training's order and gains less than 0.4 % of the hits.
     """
     nodes = -(-world.ranks // world.ranks_per_node)
     size_of = held_nbytes(units)
@@ -166,12 +167,12 @@ def solar_paper(
 
 
 def longest_prefix(nbytes: Ints, room: int) -> int:
-    """Returns how many of these fit, from the first on."""
+    """Returns how many of the first sizes fit."""
     return int(np.searchsorted(np.cumsum(nbytes), room, side="right"))
 
 
 def _equal_loads(step: Ints, unit: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """The reads of each step in the order of the file, and which rank of which step makes each: equally many each."""
+    """Returns the reads of each step in file order, and the rank that makes each: equally many per rank."""
     place = np.lexsort((unit, step))
     step, unit = step[place], unit[place]
     counts = np.bincount(step)
@@ -183,7 +184,7 @@ def _equal_loads(step: Ints, unit: Ints, ranks: int) -> tuple[Ints, Ints]:
 
 
 def unit_of(units: Units, samples: NDArray[np.int32] | Ints) -> Ints:
-    """The unit that each of these samples is in."""
+    """Returns the unit that each of these samples is in."""
     item = samples if units.item is None else units.item[samples]
     if units.first is None:
         return item.astype(np.int64) // units.per_unit
@@ -191,24 +192,24 @@ def unit_of(units: Units, samples: NDArray[np.int32] | Ints) -> Ints:
 
 
 def held_nbytes(units: Units) -> Ints:
-    """What one sample of each unit takes in memory: decoded, where it is encoded."""
+    """Returns the memory that one sample of each unit takes, decoded if it is encoded."""
     if units.per_unit > 1 or units.encoded:
         return np.full(units.units, units.sample_nbytes, np.int64)
     return stored_nbytes(units)
 
 
 def stored_nbytes(units: Units) -> Ints:
-    """What each unit takes in storage."""
+    """Returns the bytes that each unit takes in storage."""
     return np.full(units.units, units.stored_nbytes, np.int64) if units.nbytes is None else units.nbytes
 
 
 def _whole_nbytes(units: Units) -> Ints:
-    """What a unit with all its samples takes in memory."""
+    """Returns the memory that a unit with all its samples takes."""
     return held_nbytes(units) * _counts(units)
 
 
 def _counts(units: Units) -> Ints:
-    """How many samples each unit holds."""
+    """Returns how many samples each unit holds."""
     if units.first is not None:
         return np.diff(units.first)
     counts = np.full(units.units, units.per_unit, np.int64)
@@ -217,7 +218,7 @@ def _counts(units: Units) -> Ints:
 
 
 def _in_steps(uses: NDArray[np.int64] | NDArray[np.int32], world: World, batch: int) -> Iterator[Ints]:
-    """The uses in blocks of whole steps."""
+    """Yields the uses in blocks of whole steps."""
     step = batch * world.ranks
     length = max(1, POLICY_BLOCK // step) * step
     for begin, end in pairwise((*range(0, len(uses), length), len(uses))):
@@ -225,7 +226,7 @@ def _in_steps(uses: NDArray[np.int64] | NDArray[np.int32], world: World, batch: 
 
 
 def _staged(nbytes: Ints, world: World, batch: int) -> int:
-    """The most bytes of one step on one node, of uses that begin with a step."""
+    """Returns the most bytes of one step on one node."""
     place = np.arange(len(nbytes))
     nodes = -(-world.ranks // world.ranks_per_node)
     node = place // (batch * world.ranks) * nodes + place % world.ranks // world.ranks_per_node
@@ -233,7 +234,7 @@ def _staged(nbytes: Ints, world: World, batch: int) -> int:
 
 
 def distinct_units(key: Ints, unit: Ints) -> Ints:
-    """The units, once for each key they come with."""
+    """Returns the units, each once per key."""
     place = np.lexsort((unit, key))
     key, unit = key[place], unit[place]
     return unit[_is_new(key, unit)]
@@ -246,7 +247,7 @@ def _is_new(key: Ints, unit: Ints) -> NDArray[np.bool_]:
 
 
 def join_units(units: Units, key: Ints, unit: Ints, gap: int) -> tuple[Ints, int, int]:
-    """The units, once for each key; requests and bytes when those of one key are joined over gaps below `gap`."""
+    """Returns the units, each once per key, with the requests and bytes of joined reads."""
     new = _is_new(key, unit)
     key, unit = key[new], unit[new]
     begin = unit * units.stored_nbytes if units.offset is None else units.offset[unit]

@@ -1,4 +1,4 @@
-"""Home regions: which part of storage each rank, and each node, reads; and its units as the native part takes them."""
+"""Home regions: which part of the storage each rank and node reads, and its units for the native planner."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Places = NDArray[np.int64]
 
 
 def homes(units: Units, ranks: int, used: NDArray[np.bool_] | None = None) -> Places:
-    """The first item of each rank's region and the end of the last: whole units, as equal in bytes as they allow.
+    """Returns the first item of each rank's region and the end of the last, in whole units of about equal bytes.
 
     Only the units that are `used` count: the first region begins with the first of them, and the last ends with the
-    last. Without it all are.
+    last.
     """
     if used is not None and (used.all() or not used.any()):
         used = None
@@ -43,7 +43,7 @@ def homes(units: Units, ranks: int, used: NDArray[np.bool_] | None = None) -> Pl
 
 
 def cut_evenly(weights: NDArray[Any], parts: int) -> Places:
-    """Where to cut these so that parts weigh about the same: a part ends with the one that makes it heavy enough."""
+    """Returns where to cut these weights into parts of about equal weight."""
     begins = range(0, len(weights), CUT_TOGETHER)
     ends = np.cumsum([int(weights[begin : begin + CUT_TOGETHER].sum(dtype=np.int64)) for begin in begins])
     cuts = np.empty(parts - 1, np.int64)
@@ -58,7 +58,7 @@ def cut_evenly(weights: NDArray[Any], parts: int) -> Places:
 
 
 def units_of(units: Units, items: NDArray[Any]) -> NDArray[Any]:
-    """The units that these items lie in."""
+    """Returns the units that these items lie in."""
     if units.first is None:
         return items // units.per_unit
     return np.searchsorted(units.first, items, side="right") - 1
@@ -66,7 +66,7 @@ def units_of(units: Units, items: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The items [begin, end) of a node, which its ranks read and hold together."""
+    """The items [begin, end) that the ranks of a node read and hold together."""
 
     units: Units
     begin: int
@@ -74,11 +74,11 @@ class Region:
 
     @property
     def items(self) -> int:
-        """How many there are."""
+        """The number of items."""
         return self.end - self.begin
 
     def packed(self, packing: RowPacking) -> Region:
-        """The same, held encoded so."""
+        """Returns the region, held encoded with this packing."""
         return replace(self, units=replace(self.units, packing=packing))
 
     @property
@@ -88,7 +88,7 @@ class Region:
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Whether units can be held whole, beside sample by sample: alone in them, only where that takes less."""
+        """Whether units can be held whole besides sample by sample; alone in them only if that takes less."""
         if self.units.packing is not None:
             return (False,)
         several = self.units.storable and not self.samples_alone
@@ -97,7 +97,7 @@ class Region:
         return (False, True) if several or less else (False,)
 
     def fitting(self, room: int, *, whole: bool) -> int:
-        """How many of its first items fit into so many bytes, whole units only."""
+        """Returns how many of its first items fit into these bytes, in whole units."""
         if self.units.first is None:
             each = self.heaviest(whole=whole) * (1 if whole else self.units.per_unit)
             return min(self.items, max(room, 0) // each * self.units.per_unit)
@@ -105,47 +105,47 @@ class Region:
         return int(self._columns(0)[0][np.searchsorted(ends, room, side="right")])
 
     def units_in(self, items: int) -> int:
-        """How many units its first items are, which end with a unit."""
+        """Returns the number of units in its first items, which end with a unit."""
         if self.units.first is None:
             return -(-items // self.units.per_unit)
         return int(np.searchsorted(self._columns(0)[0], items))
 
     def ends_unit(self, items: int) -> bool:
-        """Whether its first items end with a unit."""
+        """Returns whether its first items end with a unit."""
         if self.units.first is None:
             return items == self.items or items % self.units.per_unit == 0
         first = self._columns(0)[0]
         return bool(first[min(self.units_in(items), len(first) - 1)] == items)
 
     def held_nbytes(self, items: int, *, whole: bool) -> int:
-        """What memory its first items take, which end with a unit."""
+        """Returns the memory of its first items, which end with a unit."""
         if self.units.first is None:
             count = self.units_in(items) if whole else items
             return count * self.heaviest(whole=whole)
         return int(self._held_sizes(whole=whole)[: self.units_in(items)].sum())
 
     def stored_nbytes(self, items: int) -> int:
-        """What its first items take in storage."""
+        """Returns the bytes of its first items in storage."""
         if self.units.first is None:
             return self.units_in(items) * self.units.stored_nbytes
         return int(self._columns(0)[2][: self.units_in(items)].sum())
 
     def heaviest(self, *, whole: bool) -> int:
-        """The most that one thing held takes: an item, or a unit where those are held whole."""
+        """Returns the largest size that is held at once: of an item, or of a unit if those are held whole."""
         if not whole:
             return self.units.held_nbytes
         paged = self.units.paged
         return int(paged[self._list_rows(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
 
     def _held_sizes(self, *, whole: bool) -> Places:
-        """What memory each of its units takes: sample by sample, or whole as it is stored."""
+        """Returns the memory of each unit, held sample by sample, or whole as stored."""
         paged = self.units.paged
         if whole and isinstance(paged, np.ndarray):
             return paged[self._list_rows(0)]
         return np.diff(self._columns(0)[0]) * self.units.held_nbytes
 
     def native(self, skipped: int, *, whole: bool) -> _native.Units:
-        """Its units from the item `skipped` on; each is one item where they are held whole."""
+        """Returns its units from the item `skipped` on; a unit that is held whole is one item."""
         units = self.units
         single = whole or self.samples_alone
         per_unit = 1 if single else units.per_unit
@@ -167,7 +167,7 @@ class Region:
         )
 
     def _chunks(self, place: slice) -> dict[str, Places]:
-        """The chunks of these units, where units have several."""
+        """Returns the chunks of these units, if units have several."""
         units = self.units
         if units.chunk_first is None or units.chunk_offset is None or units.chunk_nbytes is None:
             return {}
@@ -180,7 +180,7 @@ class Region:
         }
 
     def whole(self, items: Items, skipped: int) -> Items:
-        """The units of these items, both counted from the item `skipped` on."""
+        """Returns the units of these items; both are counted from the item `skipped` on."""
         if self.units.first is None:
             return items // np.int32(self.units.per_unit)
         first = self._columns(skipped)[0]
@@ -190,7 +190,7 @@ class Region:
         return (np.searchsorted(first, items, side="right") - 1).astype(np.int32)
 
     def spans(self, units: Items) -> tuple[Places, Places]:
-        """The first item of each of these units, and the first behind it."""
+        """Returns the first item of each of these units, and the end."""
         if self.units.first is None:
             begins = units.astype(np.int64) * self.units.per_unit
             return begins, np.minimum(begins + self.units.per_unit, self.items)
@@ -198,7 +198,7 @@ class Region:
         return first[units], first[units + 1]
 
     def rows(self, found: Items, skipped: int, *, whole: bool) -> Items:
-        """The samples of these items, counted from the item `skipped` on; of units held whole the first of each."""
+        """Returns the samples of these items, counted from `skipped` on; for units held whole, the first of each."""
         begin = self.begin + skipped
         if not whole:
             items = found + np.int32(begin) if begin else found
@@ -209,13 +209,13 @@ class Region:
         return items if self.units.sample is None else self.units.sample[items]
 
     def _list_rows(self, skipped: int) -> slice:
-        """Which of the listed units are its own, from the item `skipped` on."""
+        """Returns which of the listed units belong to it, from the item `skipped` on."""
         assert self.units.first is not None
         low, high = np.searchsorted(self.units.first, (self.begin + skipped, self.end))
         return slice(int(low), int(high))
 
     def _columns(self, skipped: int) -> tuple[Places, Places, Places]:
-        """First item (from `skipped` on), offset and stored bytes of its units."""
+        """Returns the first item (from `skipped` on), the offset and the stored bytes of its units."""
         begin = self.begin + skipped
         if self.units.first is None or self.units.offset is None or self.units.nbytes is None:
             count = -(-(self.end - begin) // self.units.per_unit)
@@ -231,12 +231,12 @@ class Region:
 
 
 def whole_region(units: Units) -> Region:
-    """All of it."""
+    """Returns the region of all units."""
     return Region(units, 0, units.samples)
 
 
 def around(units: Units, items: Items) -> Region:
-    """The smallest region of whole units that has all of these items."""
+    """Returns the smallest region of whole units that contains these items."""
     if not len(items):
         return Region(units, 0, 0)
     begin, end = int(items.min()), int(items.max()) + 1

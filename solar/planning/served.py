@@ -1,4 +1,4 @@
-"""How a service divides its memory among the steps of its jobs, threads, and what is kept: for it and `solar plan`."""
+"""Divides the memory of a service among steps, threads, and what is kept; for the service and `solar plan`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from solar.planning.planned_passes import Piece
 
 
 def packable(pieces: Sequence[Piece], scratch: int) -> list[Piece]:
-    """The same; those that may not be held packed where threads have so little memory to encode in."""
+    """Returns the pieces, without packing for those that threads with this scratch memory cannot encode."""
     return [one if encoding_nbytes([one]) <= scratch else replace(one, packing=None) for one in pieces]
 
 
 def encoding_nbytes(pieces: Sequence[Piece]) -> int:
-    """What a thread needs to encode a row of any of these; 0 where none may be held packed."""
+    """Returns the bytes that a thread needs to encode a row of any piece; 0 if none may be packed."""
     return max((one.packing.scratch for one in pieces if one.packing is not None), default=0)
 
 
 def tables_nbytes(pieces: Sequence[Piece]) -> int:
-    """Returns the bytes that a process needs, beside what is kept, to know where samples of unequal length lie."""
+    """Returns the bytes in which a process keeps where samples of unequal length lie."""
     return sum(piece.tables_nbytes for piece in pieces)
 
 
@@ -35,12 +35,12 @@ STEPS_TOLD, SEGMENTS = 16, 16  # steps that are told together, at least; and par
 
 
 def segment_steps(longest: int) -> int:
-    """How many steps are planned as one segment, where the longest epoch has so many."""
+    """Returns how many steps are planned as one segment if the longest epoch has `longest`."""
     return max(STEPS_TOLD, -(-longest // SEGMENTS))
 
 
 def ring_of(memory: int, most: int, step: int) -> int:
-    """What steps of so many bytes need on their way; `most` is what one takes where nothing is shared.
+    """Returns what steps of so many bytes need on their way; `most` is what one takes where nothing is shared.
 
     >>> [ring_of(64 << 20, jobs << 18, 1 << 18) >> 20 for jobs in (1, 4, 8, 32)]
     [1, 1, 2, 8]
@@ -50,12 +50,12 @@ def ring_of(memory: int, most: int, step: int) -> int:
 
 
 def least_of(batches: int) -> int:
-    """The memory that a service needs where the batches of all its jobs take so many bytes: it has room for two."""
+    """Returns the least memory for a service whose jobs' batches take this many bytes: room for two steps."""
     return 2 * FOR_BATCHES * batches
 
 
 def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: int, scratch: int, cores: int) -> Budget:
-    """Returns the budget with so much for steps. Raises BufferTooSmall if nothing is left for samples."""
+    """Returns the budget with this much for steps. Raises BufferTooSmall if nothing is left for samples."""
     own = Needs(ring, 0, scratch, cores, 1, scratch > nbytes, encodes=encoding_nbytes(pieces))
     return divide_memory(memory, 1, [own], wholes([piece.region for piece in pieces]), tables_nbytes(pieces))
 
@@ -66,7 +66,7 @@ def budget_of_jobs(
 ) -> tuple[Budget, int]:  # fmt: skip
     """Divides the memory of a service among its jobs and their steps. Raises BufferTooSmall if it cannot.
 
-    A step has a place of `nbytes` for each sample, or for each of the blocks that samples are cut of.
+    A step has a place of `nbytes` for each sample, or for each block that samples are cut from.
     """
     every = [int(places_of_steps(one, pieces).max(initial=0)) for one in jobs]
     if any(piece.in_blocks for piece in pieces):
@@ -81,7 +81,7 @@ def budget_of_jobs(
 
 
 def places_of_steps(uses: SampleUses, pieces: Sequence[Piece]) -> NDArray[np.int64]:
-    """The places that each step takes, in the field that needs most."""
+    """Returns the places of each step, in the field that needs most."""
     fields = {piece.field: np.zeros(len(uses.starts) - 1, np.int64) for piece in pieces}
     for piece in pieces:
         if piece.in_blocks:  # of each data set

@@ -1,4 +1,4 @@
-"""Sharing: who of several ranks takes what of each step, who provides it, and what of it one node plans."""
+"""Sharing: which rank takes each use of a step, which rank provides it, and what of it one node plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS_TOGETHER = 1 << 10  # that are looked at together
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some of the uses, step by step, and their places in the memory of this rank's batches."""
+    """Some of the uses, step by step, and their places in this rank's batches."""
 
     uses: Places | slice  # which of all uses
     starts: Starts  # where each step begins in them, and the last one ends
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The part of a rank in the steps of all ranks. Its memory of a step has its batch and then what it sends."""
+    """One rank's part in the steps of all ranks. Its memory of a step has its batch, then what it sends."""
 
     batch: Group  # what it takes, in order
     here: Group  # what its node provides, for whichever rank
@@ -47,7 +47,7 @@ class Division:
 
 
 def by_turns(starts: Starts, ranks: int) -> Ranks:
-    """Who takes each use as torch divides a step: rank after rank, each the next one."""
+    """Returns which rank takes each use as torch divides a step: one rank after the other."""
     turns = np.empty(starts[-1], np.int32)
     for begin in range(0, len(starts) - 1, STEPS_TOGETHER):  # so that what it takes does not grow with an epoch
         some = starts[begin : begin + STEPS_TOGETHER + 1]
@@ -56,9 +56,9 @@ def by_turns(starts: Starts, ranks: int) -> Ranks:
 
 
 def at_home(homes: Ranks, starts: Starts, node_of: NDArray[np.int32], *, even: bool) -> Ranks:
-    """Who takes each use, which lies at the home of this rank: that rank; where `even`, as far as equal shares go.
+    """Returns which rank takes each use: the one whose home region it lies in; if `even`, as far as equal shares go.
 
-    What has no room at home goes to a rank of the same node, or else to another.
+    What has no room at home goes to a rank of the same node, or else to another node.
     """
     if not even:
         return homes
@@ -69,7 +69,7 @@ def at_home(homes: Ranks, starts: Starts, node_of: NDArray[np.int32], *, even: b
 
 
 def seated(node_of: NDArray[np.int32]) -> tuple[Ranks, int]:
-    """The ranks node by node; and how many each node has, or 1 where they differ in that."""
+    """Returns the ranks node by node, and how many each node has; 1 if they differ."""
     counts = np.bincount(node_of)
     alike = len(counts) > 0 and bool(np.all(counts == counts[0]))
     return np.argsort(node_of, kind="stable").astype(np.int32), int(counts[0]) if alike else 1
@@ -78,9 +78,9 @@ def seated(node_of: NDArray[np.int32]) -> tuple[Ranks, int]:
 def divide_uses(
     starts: Starts, taken_by: Ranks, provided_by: Ranks, rank: int, mates: Collection[int], *, sends: bool
 ) -> Division:
-    """The part of a rank, where each use is taken by one rank and provided by one; `mates`: those of its node.
+    """Returns the part of `rank`, where one rank takes each use and one provides it. `mates` are the ranks of its node.
 
-    Unless it `sends`, whoever takes a use that another node provides has to see to it itself.
+    Unless it `sends`, a rank that takes a use of another node reads it itself.
     """
     ranks = int(max(taken_by.max(initial=0), provided_by.max(initial=0), rank, *mates)) + 1
     near = np.zeros(ranks, np.bool_)
@@ -119,9 +119,9 @@ def divide_uses(
 def largest(
     starts: Starts, taken_by: Ranks, provided_by: Ranks, node_of: NDArray[np.int32], *, sends: bool
 ) -> tuple[Places, Places]:
-    """Returns, for each rank, the most samples of any of its batches, and the most that come from other nodes to one.
+    """Returns, for each rank, the most samples of a batch, and the most of them that come from other nodes.
 
-    The first counts what the rank sends, too. Both are what `divide_uses` finds rank by rank, but in one pass.
+    The first counts what the rank sends, too. Both are what `divide_uses` finds rank by rank, in a single pass.
     """
     ranks = len(node_of)
     sizes, come = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
@@ -149,7 +149,7 @@ def group_uses(uses: Places, starts: Starts, places: NDArray[np.int32]) -> Group
 
 
 def true_positions(mask: NDArray[np.bool_]) -> Places:
-    """np.flatnonzero, in half the memory."""
+    """Returns np.flatnonzero(mask), in half the memory."""
     found = np.empty(np.count_nonzero(mask), np.int32)
     end = 0
     for begin in range(0, len(mask), SWEEP_BLOCK):
@@ -160,24 +160,24 @@ def true_positions(mask: NDArray[np.bool_]) -> Places:
 
 
 def _begins(uses: Places, starts: Starts) -> Starts:
-    """Where each step begins among these uses, and the last one ends."""
+    """Returns where each step begins among these uses, and where the last one ends."""
     return np.searchsorted(uses, starts.astype(uses.dtype)).astype(np.int64)
 
 
 def _step(uses: Places, starts: Starts) -> Places:
-    """The step of each of these uses."""
+    """Returns the step of each of these uses."""
     return np.searchsorted(starts, uses, side="right") - 1
 
 
 def number_within_steps(starts: Starts) -> Places:
-    """The number of each within its step, where steps begin at these."""
+    """Returns the number of each use within its step."""
     found = np.arange(starts[-1], dtype=np.int32)
     found -= np.repeat(starts[:-1].astype(np.int32), np.diff(starts))
     return found
 
 
 def runs_of_places(step: Places, rank: Ranks, place: NDArray[np.int32]) -> Places:
-    """[step, rank, begin, end] of what stands side by side."""
+    """Returns [step, rank, begin, end] of neighbouring places."""
     if not len(step):
         return np.empty((0, 4), np.int64)
     new = np.flatnonzero(np.concatenate(([True], (np.diff(step) != 0) | (np.diff(rank) != 0))))
@@ -191,11 +191,11 @@ SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoe
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """How a data set is shared among ranks, as one of them sees it.
+    """How a data set is divided among ranks, as one of them sees it.
 
-    With balance "torch" each rank takes what DistributedSampler gives it, and its node provides it. Else the data set
-    is divided into home regions of the ranks: with "equal" all get as many samples of a step, at home as far as they
-    go, with "uneven" those at home.
+    With balance "torch" each rank takes what DistributedSampler gives it, and its node provides it. Otherwise the data
+    set is divided into home regions: with "equal" all ranks take equally many samples of a step, from home as far as
+    possible; with "uneven" only those from home.
     """
 
     pieces: Sequence[Piece]  # of the whole data set
@@ -215,13 +215,13 @@ class Sharing:
         return [Homes(self.pieces, number, self.node_of, used) for number in range(datasets)]
 
     def planned(self) -> list[Piece]:
-        """What this node plans: its region of each piece."""
+        """Returns what this node plans: its region of each piece."""
         if self.balance == "torch":
             return list(self.pieces)
         return [self._homes[piece.dataset].of_node(piece, self.node) for piece in self.pieces]
 
     def who(self, uses: SampleUses) -> Who:
-        """Who takes and provides each of all ranks' uses."""
+        """Returns which rank takes and which provides each use of all ranks."""
         if self.balance == "torch":
             turns = by_turns(uses.starts, self.ranks)
             return turns, turns
@@ -229,7 +229,7 @@ class Sharing:
         return at_home(provided, uses.starts, self.node_of, even=self.balance == "equal"), provided
 
     def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
-        """This rank's part of a pass of all ranks; and which of all uses are its batches."""
+        """Returns this rank's part of a pass of all ranks, and which of all uses are in its batches."""
         sends = self.exchange in SENDING
         taken, provided = who or self.who(uses)
         found = divide_uses(uses.starts, taken, provided, self.rank, self.mates, sends=sends)
@@ -252,7 +252,7 @@ class Sharing:
         return sizes.tolist(), [with_room(one) for one in come.tolist()]
 
     def homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
-        """The rank at whose home each lies."""
+        """Returns the rank in whose home region each use lies."""
         if uses.which is None:
             return self._homes[0].of(uses.rows)
         found = np.empty(len(uses.rows), np.int32)
@@ -263,10 +263,10 @@ class Sharing:
 
 
 class Homes:
-    """The homes of an H5Dataset's samples: regions of its largest field, node by node.
+    """The home regions of an H5Dataset's samples: regions of its largest field, node by node.
 
-    Where a Subset uses some of the samples, regions are equal in what it uses: else all others would be sent what the
-    first nodes read.
+    If a Subset uses some of the samples, regions are equal in what it uses: otherwise the first nodes would read
+    everything and send it to the others.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Homes:
         self._bounds = homes(self._largest, len(node_of), None if used is None else self._used_units(used, dataset))
 
     def _used_units(self, used: SampleUses, dataset: int) -> NDArray[np.bool_]:
-        """Which units of the largest field have any of these samples; where samples have several rows, their first."""
+        """Returns which units of the largest field contain any of these samples, or their first rows."""
         found = np.zeros(self._largest.units, np.bool_)
         for begin in range(0, len(used.rows), SWEEP_BLOCK):
             rows = used.rows[begin : begin + SWEEP_BLOCK]
@@ -289,12 +289,12 @@ class Homes:
         return found
 
     def _items(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Where these samples lie in the largest field, or begin."""
+        """Returns where these samples lie, or begin, in the largest field."""
         lies = rows if self._extents is None else self._extents.rows(rows)[:, 0]
         return lies if self._largest.item is None else self._largest.item[lies]
 
     def of(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The rank at whose home each of these lies."""
+        """Returns the rank in whose home region each sample lies."""
         found = np.empty(len(rows), np.int32)
         for begin in range(0, len(rows), SWEEP_BLOCK):  # so that what it takes does not grow with an epoch
             here = slice(begin, begin + SWEEP_BLOCK)
@@ -302,7 +302,7 @@ class Homes:
         return found
 
     def of_node(self, piece: Piece, number: int) -> Piece:
-        """What of a piece lies at the homes of a node."""
+        """Returns the part of a piece in the home regions of a node."""
         if piece.extents is not None:
             return self._of_extents(piece, piece.extents, number)
         seats = np.flatnonzero(self._node_of[self._seats] == number)
@@ -315,7 +315,7 @@ class Homes:
         return replace(piece, region=region) if region.items else piece
 
     def _of_extents(self, piece: Piece, extents: RowWindows, number: int) -> Piece:
-        """All that the samples at the homes of a node are made of, which may reach into those of others."""
+        """Returns all rows of the samples in the home regions of a node, which may reach into other regions."""
         found = []
         for begin in range(0, len(extents), SWEEP_BLOCK):
             samples = np.arange(begin, min(begin + SWEEP_BLOCK, len(extents)), dtype=np.int32)

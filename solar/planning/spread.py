@@ -1,4 +1,4 @@
-"""How random an order is: how many parts of the file a batch comes from, and who comes with whom again."""
+"""Measures how random an order is: from how many places of the file a batch comes, and which samples meet again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS_LOOKED_AT = 256  # of an order whose epoch is not laid out
 
 
 class Spread(NamedTuple):
-    """Three figures of an order, of which an exact shuffle has the largest, the largest and the smallest."""
+    """Three measures of an order. An exact shuffle has the largest, the largest and the smallest value of them."""
 
     regions: float  # of REGIONS that the samples of a step come from, on average
     apart: float  # positions between two samples that are neighbours in the file: the median
@@ -22,7 +22,8 @@ class Spread(NamedTuple):
 
 
 def spread_of(first: Samples, second: Samples, step: int) -> Spread:
-    """The figures of two epochs that follow each other. Samples are numbered as they lie; each comes at most once.
+    """Returns the figures of two epochs that follow each other. Samples are numbered as they lie; each comes at most
+    once.
 
     >>> spread_of(np.arange(8), np.array([0, 4, 1, 5, 2, 6, 3, 7]), step=2)
     Spread(regions=2.0, apart=1.0, again=0.0)
@@ -34,7 +35,7 @@ def spread_of(first: Samples, second: Samples, step: int) -> Spread:
 
 
 def regions_of_steps(order: Samples, samples: int, step: int) -> float:
-    """How many of the regions the samples of a whole step come from, on average."""
+    """Returns how many of the regions the samples of a whole step come from, on average."""
     steps = max(1, len(order) // step)
     region = order[: steps * step].astype(np.int64) * REGIONS // samples
     number = np.arange(len(region)) // step
@@ -42,7 +43,7 @@ def regions_of_steps(order: Samples, samples: int, step: int) -> float:
 
 
 def regions_of_mixed(samples: int, block: int, window: int, chunk: int, step: int) -> float:
-    """The same of a mixed order, by the first steps of an epoch."""
+    """Returns the same of a mixed order, by the first steps of an epoch."""
     from solar.samplers.mixed_blocks import BlockMix, by_mixed_blocks  # only here: most have another order
 
     some = range(min(samples, STEPS_LOOKED_AT * step))
@@ -50,7 +51,7 @@ def regions_of_mixed(samples: int, block: int, window: int, chunk: int, step: in
 
 
 def regions_of_shuffle(step: int) -> float:
-    """The same of an exact shuffle of many samples.
+    """Returns the same of an exact shuffle of many samples.
 
     >>> round(regions_of_shuffle(64), 1)
     50.5
@@ -59,7 +60,7 @@ def regions_of_shuffle(step: int) -> float:
 
 
 def positions_apart(order: Samples, samples: int) -> float:
-    """How many positions lie between samples that are neighbours in the file: half of them are closer."""
+    """Returns how many positions lie between samples that are neighbours in the file: half of them are closer."""
     position = np.full(samples, -1, np.int64)
     position[order] = np.arange(len(order))
     there = position[position >= 0]
@@ -67,7 +68,7 @@ def positions_apart(order: Samples, samples: int) -> float:
 
 
 def company_again(first: Samples, second: Samples, step: int) -> float:
-    """The share of pairs of a step that are in a step of the next epoch together."""
+    """Returns the share of pairs of a step that are in a step of the next epoch together."""
     samples = int(max(first.max(), second.max())) + 1
     steps = -(-len(second) // step)
     later = np.full(samples, steps, np.int64)

@@ -48,7 +48,7 @@ def in_items(uses: tuple[Items | Listing, Starts], item: Items | None) -> UsesOf
 
 
 def pages(uses: UsesOf, *, back: bool = False) -> Iterator[tuple[Items, Starts]]:
-    """The uses of some steps at a time, or from the end `back`; all at once where they are listed."""
+    """Yields the uses of some steps at a time, or from the end `back`; all at once where they are listed."""
     items, starts = uses
     if isinstance(items, np.ndarray):
         yield items, starts
@@ -140,7 +140,7 @@ def backwards(
     record: bool = False,
     marks: bool = False,
 ) -> Iterator[Epoch]:
-    """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
+    """Yields the epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
     terms = terms.by(policy)
     if policy.pinned == region.items:
         yield from _all_pinned(region, policy, uses, epochs)
@@ -167,7 +167,7 @@ def backwards(
 
 
 def in_pass(epoch: int, epochs: range, terms: MemoryLimits) -> bool:
-    """Whether a sweep, which goes back, has seen a later part of the pass that this epoch is of."""
+    """Returns whether a sweep, which goes back, has seen a later part of the pass that this epoch is of."""
     return (epoch + 1 - epochs.start) % terms.parts != 0 and epoch + 1 < epochs.stop
 
 
@@ -217,7 +217,7 @@ def steady(
     *,
     start: bool = False,
 ) -> list[Epoch]:
-    """The measured ones of these epochs; with `start` what they find in memory, too, but for the pinned part."""
+    """Returns the measured epochs of these; with `start` also what they find in memory, except the pinned part."""
     *counted, rest = backwards(region, policy, uses, epochs, terms)
     found = [one for epoch, one in zip(reversed(epochs), counted, strict=True) if epoch in measured]
     if start and rest.mark is not None:
@@ -226,7 +226,7 @@ def steady(
 
 
 def swept_uses(region: Region, policy: RetentionPolicy, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
-    """The uses of what is not pinned, counted from there on; of units where a sweep holds them whole."""
+    """Returns the uses of what is not pinned, counted from there on; of units where a sweep holds them whole."""
     items, starts = _native.select(*uses, policy.pinned, region.items) if policy.pinned else uses
     return (region.whole(items, policy.pinned) if policy.whole and not policy.direct else items), starts
 
@@ -248,7 +248,7 @@ def _decoding(counts: Counts, policy: RetentionPolicy, region: Region, uses: int
 
 
 def _pinning(region: Region, policy: RetentionPolicy, rest: Counts) -> Counts:
-    """What the start reads: the pinned part in one request, and what the first steps need of the rest."""
+    """Returns what the start reads: the pinned part in one request, and what the first steps need of the rest."""
     if not policy.pinned:
         return rest
     packed = policy.pinned if region.units.packing is not None else 0
@@ -259,12 +259,12 @@ def _pinning(region: Region, policy: RetentionPolicy, rest: Counts) -> Counts:
 
 
 def _residents(region: Region, sweep: _native.Sweep) -> Counts:
-    """What the first steps need in memory."""
+    """Returns what the first steps need in memory."""
     return _loading(region, Counts(*sweep.residents()[0]))
 
 
 def _loading(region: Region, counts: Counts) -> Counts:
-    """What only loads: nothing is used."""
+    """Returns what only loads: nothing is used."""
     return counts if region.units.packing is None else counts._replace(encoded=counts.reads)
 
 
@@ -338,7 +338,7 @@ def start_of(
 def waiting_items(
     waits: NDArray[np.bool_], region: Region, policy: RetentionPolicy, uses: UsesOf, begin: int, end: int
 ) -> Items:
-    """Which of these items, or units held whole, some step from `begin` on and before `end` uses; ascending."""
+    """Returns which of these items, or units held whole, some step from `begin` on and before `end` uses; ascending."""
     items, starts = uses
     last, found = int(starts[min(end, len(starts) - 1)]), [items[:0]]
     for place in range(int(starts[begin]), last, SWEEP_BLOCK):
@@ -358,7 +358,7 @@ def _with_their_units(group: Items, waits: NDArray[np.bool_], region: Region) ->
 
 
 def start_counts(start: FirstLoads, region: Region, policy: RetentionPolicy, gap: int) -> Counts:
-    """What the start takes when each group is read in the order of storage, joined over small holes."""
+    """Returns what the start takes when each group is read in the order of storage, joined over small holes."""
     if not len(start.items):
         return Counts()
     pinned = region.units_in(policy.pinned) if policy.whole else policy.pinned

@@ -88,7 +88,7 @@ def mixed_uses(samples: int, block: int, window: int, chunk: int = 1) -> Shuffle
 
 
 def of_samples(made: ShuffledUses, numbers: NDArray[np.int64]) -> ShuffledUses:
-    """The same of a Subset: sample i of it is the data set's sample `chosen[i]`.
+    """Returns the same of a Subset: sample i of it is the data set's sample `chosen[i]`.
 
     >>> of_chosen(distributed(3, shuffle=False), np.array([1, 4, 9])).of(0).tolist()
     [1, 4, 9]
@@ -99,7 +99,7 @@ def of_samples(made: ShuffledUses, numbers: NDArray[np.int64]) -> ShuffledUses:
 
 
 def of_sequences(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
-    """An order that is known beforehand, an epoch a sequence: a sampler's of one's own, with repeats or without."""
+    """Returns an order that is known beforehand, one sequence per epoch, with repeats or without."""
     check_ranks(samples, 1)
     if not sequences:
         raise PlanError("no sequence of samples was given: an order needs one for each epoch")
@@ -120,7 +120,7 @@ def of_sequences(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
 
 
 def steps(order: ShuffledUses, global_batch: int, *, drop_last: bool = False) -> NDArray[np.int64]:
-    """Where each step of an epoch begins in the order, and at last where the last one ends."""
+    """Returns where each step of an epoch begins in the order, and at last where the last one ends."""
     if global_batch < 1:
         raise PlanError(f"a global batch of {global_batch} samples: it must have at least one")
     end = order.uses - order.uses % global_batch if drop_last else order.uses

@@ -127,7 +127,7 @@ class UnitChunks(NamedTuple):
 
 
 def of_layout(layout: Layout) -> Units:
-    """The units of a Layout: its samples where they lie by themselves, else the chunks, with all samples in them."""
+    """Returns the units of a Layout: its samples if they lie by themselves, else the chunks."""
     if layout.samples == 0 or layout.sample_nbytes == 0:
         raise PlanError(f"{layout.name}: {layout.samples} samples of {layout.sample_nbytes} bytes: nothing to plan")
     one_array = [form.chunk[:1] for form in layout.forms] in ([], [(0,)]) and not layout.per_file
@@ -147,7 +147,7 @@ def of_layout(layout: Layout) -> Units:
 
 
 def not_carried(layout: Layout) -> str:
-    """Why samples of this Layout cannot be kept; empty if they can."""
+    """Returns why samples of this Layout cannot be kept; empty if they can."""
     where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
@@ -157,7 +157,7 @@ def not_carried(layout: Layout) -> str:
 
 
 def _evenly(layout: Layout, found: UnitChunks) -> Units | None:
-    """Samples one after another from the first to the last: no list of them is needed."""
+    """Returns samples one after another from the first to the last: no list of them is needed."""
     size = layout.sample_nbytes
     alone = len(found.chunks) == layout.samples == len(found.offset) and not any(form.filters for form in layout.forms)
     if alone and np.all(found.nbytes == size) and np.all(np.diff(found.offset) == size):
@@ -206,7 +206,7 @@ def listed_units(layout: Layout, found: UnitChunks) -> Units:
 
 
 def _list_rows_of_units(layout: Layout, offset: Places, nbytes: Places) -> Units:
-    """What `listed_units` gives of units that are one sample in one chunk each, of which there may be very many."""
+    """Returns what `listed_units` gives for units of one sample in one chunk each, which may be very many."""
     place, item = np.argsort(offset, kind="stable"), None
     if np.any(place[1:] < place[:-1]):
         item = np.empty(len(place), np.int32)
@@ -272,7 +272,7 @@ def _chunks_of(layout: Layout, parts: range, bases: Places) -> PartChunks:
 
 
 def chunk_units(layout: Layout, parts: range, bases: Places) -> UnitChunks:
-    """The units of parts that are not read row by row: of each all chunks that cover the same samples."""
+    """Returns the units of parts that are not read row by row: of each all chunks that cover the same samples."""
     samples, _, rows, first, line, offset, nbytes = _chunks_of(layout, parts, bases)
     order = np.lexsort((offset, line))
     order = order[nbytes[order] > 0]
@@ -300,5 +300,5 @@ def row_units(layout: Layout, parts: range, bases: Places) -> UnitChunks:
 
 
 def _row_by_row(form: Form, shape: tuple[int, ...]) -> bool:
-    """Whether each sample is one run of bytes as it is stored, and they lie side by side."""
+    """Returns whether each sample is one run of bytes as it is stored, and they lie side by side."""
     return not form.filters and form.chunk[1:] == shape

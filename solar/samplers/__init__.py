@@ -1,1 +1,1 @@
-"""Which sample comes when, for orders that are no plain shuffle: functions of (seed, epoch, position)."""
+"""Orders of samples other than a plain shuffle, each a function of (seed, epoch, position)."""

@@ -22,7 +22,7 @@ _NO_GAPS: dict[str, Any] = {"of": 0, "left": []}
 
 
 def check_gaps_of(order: IndexStream) -> None:
-    """PlanError for an order that ranks share: no state is the same on all of them where each has gaps of its own."""
+    """Raises PlanError for an order that ranks share: with gaps of their own, ranks would have different states."""
     ranks = getattr(order.sampler, "num_replicas", 1) if order.kind == "distributed" else 1
     if ranks > 1:
         raise PlanError(
@@ -33,10 +33,10 @@ def check_gaps_of(order: IndexStream) -> None:
 
 
 class EpochPosition:
-    """One pass over the samples: how it began, and how far the consumer is. Drawing is ahead of the consumer.
+    """One pass over the samples: how it began, and how far the consumer has come. Drawing is ahead of the consumer.
 
-    Index batches are numbered in the order in which they are drawn. They are mostly handed out in that order. Those
-    that come before an earlier one (in_order=False) are kept as `_early`, so that a state says exactly which are left.
+    Index batches are numbered in the order in which they are drawn, and are mostly handed out in that order. Batches
+    handed out before an earlier one (in_order=False) are kept in `_early`, so that a state says exactly which are left.
     Any thread may advance it and ask for its state.
     """
 
@@ -63,13 +63,13 @@ class EpochPosition:
         self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
 
     def resume(self, loaded: dict[str, Any]) -> None:
-        """Begins behind a loaded state."""
+        """Begins after a loaded state."""
         self.before = loaded["batches"], loaded["samples"]
         self._gaps = loaded.get("gaps", _NO_GAPS)
         self._early = set(range(self._gaps["of"])).difference(self._gaps["left"])
 
     def draw(self, batch: Any) -> bool:
-        """An index batch was drawn. Gives whether it is still to be handed out."""
+        """Counts a drawn index batch. Returns whether it is still to be handed out."""
         samples = 1 if self.order.batch_sampler is None else len(batch)
         with self._lock:
             number = self._first + len(self._drawn)
@@ -80,7 +80,7 @@ class EpochPosition:
             return number >= self._gaps["of"] or number in self._gaps["left"]
 
     def draw_all(self, starts: Array) -> None:
-        """All index batches were drawn."""
+        """Counts all index batches as drawn."""
         self._starts = starts
 
     @property
@@ -89,12 +89,12 @@ class EpochPosition:
         return bool(self._early)
 
     def number_of(self, sent: int) -> int:
-        """The number of the index batch that was given as the one with the number `sent`."""
+        """Returns the number of the index batch that was given out as number `sent`."""
         left: list[int] = self._gaps["left"]
         return left[sent] if sent < len(left) else self._gaps["of"] + sent - len(left)
 
     def advance(self, number: int | None = None) -> int:
-        """A batch was handed out: the next in order, or the one with this number. Gives how many samples it has."""
+        """Counts a batch as handed out: the next, or the one with this number. Returns how many samples it has."""
         self.order.asked()
         with self._lock:
             if self._starts is not None:
@@ -124,7 +124,7 @@ class EpochPosition:
             self._first += 1
 
     def counts(self) -> dict[str, int]:
-        """How many samples of each class or source all ranks together have had of this epoch."""
+        """Returns how many samples of each class or source all ranks together have had in this epoch."""
         return self.order.counts(self.epoch, self.order.consumed(self.before[1], self._without_gap, self._samples))
 
     @property
@@ -150,7 +150,7 @@ class EpochPosition:
         return state | {"given": counts} if sum(counts := self.worker_batches()) else state
 
     def all_batches(self) -> list[int]:
-        """Those handed out since the epoch began, as one number."""
+        """The batches handed out since the epoch began, as one number."""
         return [self.before[0] + self.batches]
 
 
@@ -162,7 +162,7 @@ KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "or
 
 
 class Indices:
-    """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
+    """The index batches of one pass. Before the first is asked for, only what torch draws earlier is drawn."""
 
     def __init__(self, sampler_state: SamplerState) -> None:
         self._sampler_state = sampler_state
@@ -182,12 +182,12 @@ class Indices:
         return self._batches
 
     def begin_beside_workers(self) -> None:
-        """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
+        """Begins a pass of random order at once, because torch gives workers their index batches when it begins."""
         if self.position.order.draws:
             self._batches = self.position.order.draw_at_once(self._has_begun())
 
     def at_once(self) -> Pass | None:
-        """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
+        """Returns all index batches of a known pass, unless one was taken already. They count as drawn."""
         batches = self._has_begun()
         if not isinstance(batches, BatchCuts) or self.position.has_gaps:
             return None
@@ -283,7 +283,7 @@ class SamplerState:
         return known if isinstance(known, int) else self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the sampler. A position that was loaded for another epoch is forgotten."""
+        """Sets the sampler's epoch. A position that was loaded for another epoch is forgotten."""
         if self.with_epochs is not None:
             self.with_epochs.set_epoch(epoch)
         self._epoch = epoch
@@ -295,7 +295,7 @@ class SamplerState:
 
     @contextmanager
     def torchs_draws(self) -> Iterator[None]:
-        """The context of torch's draws for a new iterator. A resumed pass undoes them: it has drawn already."""
+        """Returns the context for torch's draws of a new iterator. A resumed pass undoes them: it has drawn already."""
         loaded, generator = self.pending, self._samplers[2]
         if loaded is None:
             drawn = self.lasting_base_seed is not None
@@ -308,7 +308,7 @@ class SamplerState:
             yield
 
     def base_seed(self, drawn: int) -> int:
-        """The seed of workers and transforms: the loaded one, that of persistent workers, or torch's new draw."""
+        """Returns the seed of workers and transforms: the loaded one, persistent workers', or a new draw."""
         saved = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
         seed = drawn if saved is None else int(saved)
         if self._persistent:
@@ -340,18 +340,18 @@ class SamplerState:
         return batches
 
     def _next_repeat(self) -> int:
-        """How often this epoch was begun before without set_epoch: random transforms treat each as another epoch."""
+        """Returns how often this epoch began without set_epoch: random transforms differ each time."""
         return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
 
     def finish(self, position: EpochPosition) -> None:
-        """Notes that the pass came to its end."""
+        """Notes that the pass has ended."""
         if not position.finished:
             position.order.asked()
             position.finished = True
             self._epoch = position.epoch + 1
 
     def counts(self) -> dict[str, int]:
-        """How many samples of each class or source all ranks together have had of the newest epoch."""
+        """Returns how many samples of each class or source all ranks together have had in the newest epoch."""
         return {} if self.newest is None else self.newest.counts()
 
     @property
@@ -364,7 +364,7 @@ class SamplerState:
     # --- state ----
 
     def state(self) -> dict[str, Any]:
-        """The newest pass's position; if it is over or none has begun, the beginning of the next."""
+        """Returns the newest pass's position; if it is over or none has begun, the beginning of the next."""
         if self.pending is not None:
             return dict(self.pending)
         state: dict[str, Any] = {"solar": STATE_VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
@@ -394,7 +394,7 @@ class SamplerState:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Lets the next pass begin where this state was taken; for an empty state, at the beginning."""
+        """Makes the next pass begin where this state was taken; for an empty state, at the beginning."""
         if state or not isinstance(state, dict):
             self._check(state)
             # The state of a finished epoch names the next one. The training loop tells the sampler that epoch.
@@ -426,13 +426,13 @@ class SamplerState:
             check_gaps_of(order)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The pickled state. A copy in another process begins anew, or at a loaded position."""
+        """A copy in another process begins anew, or at a loaded position."""
         return dict(self.__dict__, newest=None, _last=None, _last_epoch=None, lasting_base_seed=None)
 
 
 @contextmanager
 def undrawn(generator: torch.Generator | None) -> Iterator[None]:
-    """Restores the generator at the end, as if nothing had been drawn; None means torch's global one."""
+    """Restores the generator at the end, as if nothing had been drawn; None is torch's global one."""
     import torch  # whose iterators draw
 
     state = torch.get_rng_state() if generator is None else generator.get_state()
@@ -443,7 +443,7 @@ def undrawn(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def _stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
-    """The IndexStream for these samplers of a loader. For a PlanSampler no torch is needed."""
+    """Returns the IndexStream for these samplers of a loader. For a PlanSampler no torch is needed."""
     if type(batch_sampler) is PlanBatchSampler and type(batch_sampler.sampler) is PlanSampler:
         return Distributed(batch_sampler.sampler, batch_sampler, generator)
     from solar.samplers.sampler_streams import stream_of  # knows torch's samplers
@@ -452,7 +452,7 @@ def _stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | No
 
 
 def _cuts_evenly(cutter: Any) -> bool:
-    """Whether it is known how the sampler cuts samples into batches."""
+    """Returns whether the sampler is known to cut samples into batches of one size."""
     if type(cutter) is PlanBatchSampler:
         return True
     from solar.samplers.sampler_streams import BATCHING  # knows torch's samplers
@@ -461,7 +461,7 @@ def _cuts_evenly(cutter: Any) -> bool:
 
 
 def has_state(part: Any) -> bool:
-    """Whether it has torchdata's state_dict and load_state_dict."""
+    """Returns whether it has torchdata's state_dict and load_state_dict."""
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 

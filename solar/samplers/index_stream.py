@@ -1,4 +1,4 @@
-"""IndexStream: the batches of indices of one epoch, and what is known of those after it."""
+"""IndexStream: the index batches of one epoch, and what is known of those of later ones."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Pass = tuple[Array, Array]  # samples in the order of use; where each batch begi
 
 
 class KnownOrder(NamedTuple):
-    """How many guesses of the next pass came true in a row, and how many have to before the next is acted upon.
+    """How many guesses of the next pass were right in a row, and how many must be before one is used.
 
-    A wrong guess costs a part of a scan, a right one gains more. So the one loss that no gain went before doubles what
-    is asked for: however the guesses come, all such losses together are a few.
+    A wrong guess costs a part of a scan, a right one gains more. So a loss that no gain preceded doubles the number of
+    right guesses that are needed: however guesses turn out, all such losses together are few.
     """
 
     right: int
     needed: int
 
     def after(self, came_true: bool) -> KnownOrder:
-        """With one more guess compared with what came."""
+        """Returns the record with one more guess."""
         if came_true:
             return KnownOrder(self.right + 1, self.needed)
         return KnownOrder(0, max(1, 2 * self.needed) if self.right == self.needed else self.needed)
 
     @property
     def suffices(self) -> bool:
-        """Whether the next guess is acted upon."""
+        """Whether the next guess is used."""
         return self.right >= self.needed
 
 
@@ -47,7 +47,7 @@ UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
 
 
 class BatchCuts:
-    """Index batches of samples that are known at once: one after another, or else all in one go."""
+    """Index batches of samples that are all known: cut one after another, or all in one go."""
 
     def __init__(self, each: Iterator[Any], at_once: Callable[[], Pass]) -> None:
         self._each = each
@@ -61,7 +61,7 @@ class BatchCuts:
 
 
 def cut_at(made: Pass) -> Iterator[Array]:
-    """The batches of a pass, each cut when it is asked for: an object each would take more than its samples."""
+    """Returns the batches of a pass, each cut when it is asked for, which takes less memory than all at once."""
     samples, starts = made
     return (samples[starts[at] : starts[at + 1]] for at in range(len(starts) - 1))
 
@@ -88,77 +88,77 @@ class IndexStream:
         self.generator = generator  # the loader's: torch draws a base seed from it before a pass
 
     def start(self) -> Iterator[Any]:
-        """All index batches, as torch yields them. Random draws are made when torch makes them."""
+        """Returns all index batches, as torch yields them. Random draws are made when torch makes them."""
         return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
 
     def begin(self, last: IndexStream | None) -> None:
         """Called just before the first index is drawn; `last` is the order of the loader's previous pass."""
 
     def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Draws what torch draws when it gives its workers their first index batches; gives all of the batches."""
+        """Draws what torch draws when it gives workers their first index batches. Returns all of the batches."""
         return chain(list(islice(batches, 1)), batches)
 
     def ended(self) -> None:
-        """Called when there is no index batch left to draw."""
+        """Called when no index batch is left to draw."""
         self.exhausted = True
 
     def asked(self) -> None:
         """Called when the consumer gets the next batch, or learns that there is none."""
 
     def mark(self, batch: Any) -> Any:
-        """The order's state right after this index batch was drawn, for `tell`."""
+        """Returns the order's state right after this index batch was drawn, for `tell`."""
 
     def tell(self, mark: Any) -> dict[str, Any]:
-        """The order as JSON, if the batch of this mark was the last one taken (None: none was)."""
+        """Returns the order as JSON, if the batch of this mark was the last one taken (None: none was)."""
         return {"kind": self.kind}
 
     def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
-        """Predicts the base seed and the order of a pass that would begin now. Nothing is drawn.
+        """Predicts the base seed and the order of a pass that would begin now, without drawing anything.
 
-        With a base seed given, torch has drawn that already.
+        If a base seed is given, torch has drawn it already.
         """
         from solar.samplers.sampler_streams import copy_generator, draw_torch_seed  # of a loader of torch's
 
         return draw_torch_seed(copy_generator(self.generator)) if base_seed is None else base_seed, self.tell(None)
 
     def prepare(self, saved: dict[str, Any], drawn: bool) -> None:
-        """Called for a predicted pass before torch's draws. `drawn`: these were made when it was predicted."""
+        """Called for a predicted pass before torch's draws. `drawn`: they were made when it was predicted."""
 
     def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
-        """All index batches of a predicted pass. Makes the same draws from the generators as `start`."""
+        """Returns all index batches of a predicted pass. Makes the same draws from the generators as `start`."""
         return self.resume(saved, 0, 0)
 
     def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        """The index batches after the first `samples`; if the user's sampler cuts them, after the first `batches`."""
+        """Returns the index batches after the first `samples`; if a user's sampler cuts, after `batches`."""
         return islice(self.start(), batches, None)
 
     def drawn_at_once(self, batches: int | None) -> int:
-        """How many index batches may be drawn before the first is used. A known number gives more than all."""
+        """Returns how many index batches may be drawn before the first is used. A known number gives more than all."""
         return UNCOUNTED if batches is None else batches + 1
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """The passes after this one, as far as they are known. Each can be made any number of times.
+        """Returns the following passes, as far as they are known. Each can be made any number of times.
 
-        Nothing is drawn from the user's generators. `stride` is how much the epoch grows from pass to pass.
-        Called when this pass was drawn to its end.
+        Nothing is drawn from the user's generators. `stride` is how much the epoch number grows from pass to pass. It
+        is called when this pass has been drawn to its end.
         """
         return iter(())
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether the later passes are known, and no guesses."""
+        """Whether the later passes are known for certain."""
         return not self.guessed and type(self).later is not IndexStream.later
 
     def of_all(self, begun_at: int) -> Pass | None:
-        """The pass of all ranks together that began after `begun_at` samples; None if they share no order."""
+        """Returns the pass of all ranks together that began after `begun_at` samples; None if they share no order."""
         return None
 
     def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """`later` for the passes of all ranks together."""
+        """Returns `later` for the passes of all ranks together."""
         return iter(())
 
     def batched(self, samples: Array) -> Pass:
-        """The samples of a pass, and where its batches begin, as `cut` cuts them."""
+        """Returns the samples of a pass, and where its batches begin, as `cut` cuts them."""
         length, cutter = len(samples), self.batch_sampler
         if cutter is None:
             return samples, np.arange(length + 1)
@@ -167,11 +167,11 @@ class IndexStream:
         return samples[:length], np.append(np.arange(0, length, cutter.batch_size), length)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
-        """Samples of the whole order consumed, if the pass began after `begun_at` and this loader took these since."""
+        """Returns how many samples of the whole order are used if this loader took these of the pass."""
         return begun_at + samples
 
     def counts(self, epoch: int, samples: int) -> dict[str, int]:
-        """How many of each class or source are among the first samples of all ranks; {}: there are none."""
+        """Returns how many of each class or source are among the first samples of all ranks; {} if there are none."""
         return {}
 
     def cut(self, samples: Iterable[Any]) -> Iterator[Any]:
@@ -186,7 +186,7 @@ class IndexStream:
         return iter(BatchSampler(_GivenIndices(samples), cutter.batch_size, cutter.drop_last))
 
     def cut_late(self, make: Callable[[], Array]) -> BatchCuts:
-        """The batches of samples that are made when the first is asked for: as in torch, nothing is drawn before."""
+        """Yields the batches of samples that are made when the first is asked for, as torch draws."""
 
         def each() -> Iterator[Array]:
             yield from cut_at(self.batched(make()))
@@ -198,7 +198,7 @@ class KnownStream(IndexStream):
     """An order whose samples are all known before the first is asked for."""
 
     def whole(self) -> Array:
-        """All samples of the pass that begins now. Draws what `start` draws when its first is asked for."""
+        """Returns all samples of the pass that begins now. Draws what `start` draws when its first is asked for."""
         raise NotImplementedError
 
     def start(self) -> Iterator[Any]:
@@ -218,7 +218,7 @@ class Distributed(IndexStream):
         return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
 
     def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
-        """Predicts the order alone: random numbers of its samples follow the sampler's seed, not the base seed."""
+        """Predicts the order alone: the samples' random numbers follow from the sampler's seed."""
         return base_seed or 0, self.tell(None)
 
     def resume(self, saved: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
@@ -245,7 +245,7 @@ class Distributed(IndexStream):
         return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
 
     def _of_epoch(self, epoch: int) -> Pass:
-        """This rank's part of a whole epoch, by a copy of the sampler."""
+        """Returns this rank's part of a whole epoch, from a copy of the sampler."""
         plan = copy.copy(self._plan())
         plan.set_epoch(epoch)
         plan.resume(0)

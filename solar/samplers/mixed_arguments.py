@@ -1,4 +1,4 @@
-"""Makes the order "mixed" that the arguments of a PlanSampler ask for."""
+"""Makes the order "mixed" from the arguments of a PlanSampler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_MIXED = {  # why it does not go with others
 
 
 def check_mixed(by: Mapping[str, Any], kinds: Sequence[str], num_samples: int | None, mixes: bool) -> None:
-    """ValueError unless `block` and `window` are there for a mixed order, and for no other."""
+    """Raises ValueError unless `block` and `window` are given for a mixed order, and for no other."""
     beside = [kind for kind in kinds if kind in NOT_MIXED]
     if not mixes or by["block"] is None or by["window"] is None:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_mixed(by: Mapping[str, Any], kinds: Sequence[str], num_samples: int | 
 def mixed_blocks_order(
     dataset: Any, block: Any, window: Any, groups: NDArray[np.int64] | None, study: int | None
 ) -> EpochOrder:
-    """The mixed order of the samples of a dataset, or of their groups, which are numbered from 0."""
+    """Returns the mixed order of the samples of a dataset, or of their groups, which are numbered from 0."""
     samples = len(dataset)
     found = sample_source(dataset)
     if isinstance(found, str):

@@ -28,7 +28,7 @@ OF_WINDOWS, OF_OFFSETS = 0x9E3779B97F4A7C15, 0x3C6EF372FE94F82A
 
 @dataclass(frozen=True, eq=False)
 class BlockMix:
-    """The numbers of a mixed order."""
+    """The parameters of a mixed order."""
 
     samples: int
     block: int  # samples, before it goes on to the end of a chunk
@@ -39,7 +39,7 @@ class BlockMix:
 
 
 def by_mixed_blocks(mix: BlockMix) -> EpochOrder:
-    """Each sample once: blocks of neighbours shuffled, and the samples of each window."""
+    """Returns the order that shuffles blocks of neighbours, then the samples of each window. Each sample comes once."""
     arrays = [one for one in (mix.edges, mix.members) if isinstance(one, np.ndarray)]
     digest = f"{mix.block} in {mix.window} of {mix.samples}"
     if arrays or mix.edges != 1:
@@ -49,16 +49,16 @@ def by_mixed_blocks(mix: BlockMix) -> EpochOrder:
 
 
 def facts_of(mix: BlockMix) -> dict[str, int]:
-    """What a state says of a mixed order."""
+    """Returns what a state stores about a mixed order."""
     study = {} if mix.study is None else {"study": mix.study}
     chunk = {"chunk": mix.edges} if isinstance(mix.edges, int) and mix.edges > 1 else {}
     return {"block": mix.block, "window": mix.window, **chunk, **study}
 
 
 def block_ends(samples: int, block: int, edges: Edges, offset: int) -> Longs:
-    """Where the blocks of an epoch end, which is cut at `offset` and then after each `block` samples.
+    """Returns where the blocks of an epoch end: at `offset`, and then after each `block` samples.
 
-    A cut that lies inside of a chunk moves to the chunk's end.
+    A cut inside a chunk moves to the chunk's end.
     """
     cuts = np.arange(offset, samples, block)
     if isinstance(edges, int):
@@ -69,12 +69,12 @@ def block_ends(samples: int, block: int, edges: Edges, offset: int) -> Longs:
 
 
 def block_seed(mix: BlockMix, seed: int) -> int:
-    """By what the blocks are cut and shuffled: the seed, or the number that the jobs of a study have in common."""
+    """Returns the seed by which blocks are cut and shuffled: the order's own, or that of the study."""
     return seed if mix.study is None else mix.study
 
 
 def blocks_of_epoch(mix: BlockMix, seed: int, epoch: int) -> tuple[Longs, Longs]:
-    """The blocks in the order of an epoch: where each begins in the file, and how many samples it has."""
+    """Returns the blocks in the order of an epoch: where each begins in the file, and how many samples it has."""
     of_blocks = block_seed(mix, seed)
     offset = int(_native.shuffled(word(of_blocks + OF_OFFSETS), mix.block, epoch * mix.block, 1)[0])
     ends = block_ends(mix.samples, mix.block, mix.edges, offset)
@@ -109,7 +109,7 @@ def _mix(mix: BlockMix, seed: int, epoch: int, positions: range) -> Indices:
 
 
 def in_file(moved: Longs, ends: Longs, begin: int, end: int) -> Longs:
-    """Where the samples at the places from `begin` to `end` of the shuffled blocks lie in the file."""
+    """Returns where the samples at places `begin` to `end` of the shuffled blocks lie in the file."""
     first, last = (int(np.searchsorted(ends, at, side="right")) for at in (begin, end - 1))
     here = slice(first, last + 1)
     upto = np.minimum(ends[here], end)
@@ -119,10 +119,10 @@ def in_file(moved: Longs, ends: Longs, begin: int, end: int) -> Longs:
 
 
 def by_mixed_groups(groups: NDArray[np.int64], block: int, window: int, study: int | None = None) -> EpochOrder:
-    """Whole groups: neighbouring ones in blocks of about `block` samples, shuffled, and the groups of each window.
+    """Returns the order that shuffles whole groups: blocks of about `block` samples, then the groups of each window.
 
-    `groups` numbers the group of each sample from 0, and each number is there. Groups are neighbours in the order of
-    their first samples. A window has the groups that begin in `window` samples of the shuffled blocks.
+    `groups` numbers the group of each sample from 0 without gaps. Groups are neighbours in the order of their first
+    samples. A window has the groups that begin in `window` samples of the shuffled blocks.
     """
     sizes = np.bincount(groups)
     members = np.argsort(groups, kind="stable").astype(bits(len(groups)))
@@ -137,7 +137,7 @@ def by_mixed_groups(groups: NDArray[np.int64], block: int, window: int, study: i
 def _mix_groups(
     mix: BlockMix, members: Indices, sizes: Longs, lie: Longs, seed: int, epoch: int, positions: range
 ) -> Indices:
-    """Where a group comes depends on those before it, so all groups of an epoch are laid out."""
+    """Returns the samples at these positions. An epoch is laid out whole: each place depends on those before."""
     overall(epoch, mix.samples, positions)
     assert isinstance(mix.edges, np.ndarray)
     begins, lengths = blocks_of_epoch(mix, seed, epoch)

@@ -52,11 +52,11 @@ class Mixture(ConcatDataset[Any]):
         self._order = by_sources("mixture", len(self), length, sizes, self.names, whole)
 
     def order(self) -> EpochOrder:
-        """What comes when, for PlanSampler."""
+        """Returns the order for PlanSampler."""
         return self._order
 
     def sources(self, samples: Iterable[int] | np.ndarray[Any, Any]) -> list[str]:
-        """The names of the sources that these samples are of.
+        """Returns the names of the sources that these samples are of.
 
         >>> Mixture({"a": (range(3), 1), "b": (range(5), 1)}).sources([0, 2, 3])
         ['a', 'a', 'b']
@@ -74,7 +74,7 @@ def _pair(name: Any, value: Any) -> tuple[Any, float]:
 
 
 def check_sources(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:
-    """PlanError where samples of two sources cannot stand in one batch."""
+    """Raises PlanError if samples of two sources cannot be in one batch."""
     found = [sample_source(dataset) for dataset in datasets]
     first = found[0]
     for name, other in zip(names[1:], found[1:], strict=True):
@@ -92,7 +92,7 @@ def check_sources(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:
 
 
 def _description(dataset: H5Dataset) -> str:
-    """In words: the structure of a sample, and of each field its type, shape and what is done with it."""
+    """Describes a dataset: the structure of a sample, and the type, shape and processing of each field."""
     pairs = zip(leaves(dataset.layouts), leaves(dataset.extents), strict=True)
     said = iter([f"{layout.name} is {layout.dtype} {_shape(layout, own)}" for layout, own in pairs])
     fields = mapped(dataset.layouts, lambda _: next(said))

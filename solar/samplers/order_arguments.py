@@ -1,4 +1,4 @@
-"""Makes the order that the arguments of a PlanSampler ask for."""
+"""Makes the order of a PlanSampler from its arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIXED = "mixed"
 
 
 def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
-    """The order by these arguments; None: they ask for none, so it is torch's shuffle."""
+    """Returns the order for these arguments; None for torch's own shuffle."""
     kinds = [kind for kind in ONE_OF if by[kind] is not None]
     mixes = isinstance(by["order"], str) and by["order"] == MIXED
     if mixes or by["block"] is not None or by["window"] is not None:
@@ -101,7 +101,7 @@ def choose_order(dataset: Any, by: Mapping[str, Any], num_samples: int | None, s
 
 
 def _study(value: Any) -> tuple[int, float]:
-    """The number of a study, and how large a share of an epoch its stretches are."""
+    """Returns the number of a study, and the share of an epoch that each of its stretches has."""
     study, share = value if isinstance(value, tuple) and len(value) == 2 else (value, STRETCH)
     try:
         number, fits = operator.index(study), 0 < float(share) <= 1
@@ -122,7 +122,7 @@ def run_length(run: Any) -> int:
 
 
 def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
-    """The length of each sample: as given, or (True) that of the first field of unequal length."""
+    """Returns the length of each sample: as given, or, for True, that of the first field of unequal length."""
     if value is not True:
         lengths = column(dataset, value, "by_length")
         if lengths.dtype.kind not in "iu":
@@ -146,7 +146,7 @@ def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
 
 
 def is_mixture(dataset: object) -> TypeGuard[Mixture]:
-    """Returns whether it is a solar.Mixture: a program that has one has imported its module, which needs torch."""
+    """Returns whether it is a solar.Mixture, without importing that module, which needs torch."""
     module = sys.modules.get("solar.samplers.mixture")
     return module is not None and isinstance(dataset, module.Mixture)
 
@@ -174,7 +174,7 @@ def order_by_kind(order: Any, samples: int) -> EpochOrder:
 
 
 def column(dataset: Any, value: Any, what: str) -> NDArray[Any]:
-    """One value for each sample: as given, or read from the files of the dataset."""
+    """Returns one value for each sample: as given, or read from the files of the dataset."""
     if isinstance(value, str):
         value = _by_sample(dataset, read(_files(dataset, f"{what}={value!r}"), value))
     values = np.asarray(value)
@@ -188,7 +188,7 @@ def column(dataset: Any, value: Any, what: str) -> NDArray[Any]:
 
 
 def _by_sample(dataset: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """Values of rows as those of samples: of windows, that at their place."""
+    """Returns values of rows as those of samples: of a window, the value at its place."""
     extents, kept = getattr(dataset, "extents", None), getattr(dataset, "chosen", None)
     lies = leaves(extents)[0] if extents is not None else None
     if lies is not None and lies.at_rows and len(values) == leaves(dataset.layouts)[0].samples != dataset.numbers:
@@ -215,7 +215,7 @@ def as_floats(values: NDArray[Any], what: str) -> NDArray[np.float64]:
 
 
 def _classes(values: NDArray[Any], what: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The number of each sample's class or group, and what these are called."""
+    """Returns the number of each sample's class or group, and the names of these."""
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise PlanError(f"{what}: sample {int(np.isnan(values).argmax()):,} has NaN: give each sample a value")
     try:
@@ -232,7 +232,7 @@ def label_text(label: Any) -> str:
 
 
 def _shares(per_class: Any, labels: list[Any]) -> NDArray[np.float64] | None:
-    """How often each class comes; None: all equally often."""
+    """Returns how often each class comes; None: all equally often."""
     if isinstance(per_class, str):
         if per_class != "equal":
             raise ValueError(f'per_class={per_class!r}: it is "equal", or a weight for each class')

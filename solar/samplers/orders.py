@@ -34,7 +34,7 @@ POOL = 64  # runs of similar length whose samples are compared with each other
 
 @dataclass(frozen=True, eq=False)
 class EpochOrder:
-    """What comes at the positions of an epoch. The same seed and epoch give the same, on any number of ranks."""
+    """What comes at the positions of an epoch: the same for the same seed and epoch, on any number of ranks."""
 
     kind: str
     samples: int  # of the data set
@@ -46,18 +46,18 @@ class EpochOrder:
     facts: Mapping[str, Any] = field(default_factory=dict)  # numbers that a state says, too, for people to read
 
     def whole(self, seed: int, epoch: int) -> Indices:
-        """The samples of an epoch, which nobody can change."""
+        """Returns the samples of an epoch, as a read-only array."""
         made = self.at(seed, epoch, range(self.length))
         made.setflags(write=False)
         return made
 
     def saved_facts(self, seed: int, epoch: int) -> dict[str, Any]:
-        """What of it a state says, beside seed and epoch: as JSON, short however large it is."""
+        """Returns what a state stores about it besides seed and epoch: JSON that is short however large it is."""
         digest = self.digest or digest_of(self.whole(seed, epoch))
         return {"by": self.kind, **self.facts, "digest": digest, "num_samples": self.length}
 
     def counts(self, epoch: int, positions: int) -> dict[str, int]:
-        """How many samples of each class, or source, are among the first so many of an epoch."""
+        """Returns how many samples of each class or source are among the first `positions` of an epoch."""
         if self.turns is None:
             return {}
         found = np.zeros(len(self.names), np.int64)
@@ -67,12 +67,12 @@ class EpochOrder:
 
 
 def some_positions(positions: range) -> Iterator[range]:
-    """The positions, some at a time."""
+    """Yields the positions, some at a time."""
     return (positions[begin : begin + POSITIONS] for begin in range(0, len(positions), POSITIONS))
 
 
 def join_order(parts: Iterable[NDArray[Any]], count: int, samples: int) -> Indices:
-    """The parts of an order in one array: 32 bits each where that is enough."""
+    """Returns the parts of an order as one array, of 32 bits each if that is enough."""
     out: Indices = np.empty(count, bits(samples))
     begin = 0
     for part in parts:
@@ -82,12 +82,12 @@ def join_order(parts: Iterable[NDArray[Any]], count: int, samples: int) -> Indic
 
 
 def bits(samples: int) -> Any:
-    """The type of numbers below `samples`."""
+    """Returns the smallest type for numbers below `samples`."""
     return np.int32 if samples < 1 << 31 else np.int64
 
 
 def digest_of(*arrays: NDArray[Any]) -> str:
-    """A name for exactly these values."""
+    """Identifies exactly these values."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode())
@@ -96,12 +96,12 @@ def digest_of(*arrays: NDArray[Any]) -> str:
 
 
 def word(seed: int) -> int:
-    """A seed as the 64 bits of it that count."""
+    """Returns the 64 bits of a seed that count."""
     return seed & (2**64 - 1)
 
 
 def overall(epoch: int, length: int, positions: range) -> range:
-    """The positions of an epoch among those of all epochs, which are counted on."""
+    """Returns the positions of an epoch, numbered through all epochs."""
     first = epoch * length
     if not 0 <= first <= POSITIONS_EVER - length:
         raise PlanError(f"epoch {epoch} of {length:,} samples lies too far away: this order goes on for 2^62 samples")
@@ -112,7 +112,7 @@ def overall(epoch: int, length: int, positions: range) -> range:
 
 
 def by_weights(weights: Floats, length: int) -> EpochOrder:
-    """Samples drawn with replacement, each as often as its weight says."""
+    """Returns samples drawn with replacement, each as often as its weight says."""
     table = _native.alias_table(checked_weights(weights))
     at = partial(draw_weighted, table)
     return EpochOrder("weights", len(weights), length, at, digest_of(weights))
@@ -124,7 +124,7 @@ def draw_weighted(table: NDArray[np.uint64], seed: int, epoch: int, positions: r
 
 
 def checked_weights(weights: Floats) -> Floats:
-    """The weights, if samples can be drawn by them."""
+    """Returns the weights, if samples can be drawn by them."""
     if not 0 < len(weights) <= MOST_SAMPLES:
         raise PlanError(f"weights: there are {len(weights):,}; an order takes 1 to {MOST_SAMPLES:,}")
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -149,9 +149,9 @@ def checked_weights(weights: Floats) -> Floats:
 
 
 def by_groups(groups: NDArray[np.int64], *, shuffle: bool) -> EpochOrder:
-    """All samples of a group in a row, as they lie; the groups shuffled, or as their first samples lie.
+    """Returns the order in which the samples of a group follow one another; groups are shuffled, or in order.
 
-    `groups` numbers the group of each sample from 0, and each number is there.
+    `groups` numbers the group of each sample from 0 without gaps.
     """
     sizes = np.bincount(groups)
     members = np.argsort(groups, kind="stable").astype(bits(len(groups)))
@@ -160,7 +160,7 @@ def by_groups(groups: NDArray[np.int64], *, shuffle: bool) -> EpochOrder:
 
 
 def _group(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int, positions: range) -> Indices:
-    """Where a group comes depends on those before it, so all of an epoch's are laid out."""
+    """Yields the samples at these positions. An epoch is laid out whole: each place depends on those before."""
     count, firsts = len(sizes), np.cumsum(sizes) - sizes
     if shuffle:
         groups = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)
@@ -178,7 +178,7 @@ def _group(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int,
 
 
 def by_blocks(samples: int, size: int) -> EpochOrder:
-    """Blocks of `size` samples that lie together, shuffled; and shuffled within. Far from any shuffle."""
+    """Returns the order that shuffles blocks of `size` neighbours, and each block within. It is far from a shuffle."""
     return EpochOrder("blocks", samples, samples, partial(_in_blocks, samples, size), f"{size} of {samples}")
 
 
@@ -202,9 +202,9 @@ def _in_blocks(samples: int, size: int, seed: int, epoch: int, positions: range)
 
 
 def by_study(samples: int, study: int, share: float) -> EpochOrder:
-    """The study's shuffle, shuffled again by the seed inside stretches of so large a share of the epoch.
+    """Returns the study's shuffle, shuffled again by the seed within stretches of this share of the epoch.
 
-    Each is a shuffle by itself, for the study's is one, whatever is done to its places by other numbers. All of a
+    Each is a proper shuffle, because the study's is one and the seed's numbers are independent of it. All jobs of a
     study have the same samples in a stretch.
     """
     if samples > MOST_SAMPLES:
@@ -222,10 +222,10 @@ def _of_study(samples: int, study: int, places: int, seed: int, epoch: int, posi
 
 
 def by_length(lengths: NDArray[np.integer[Any]], run: int) -> EpochOrder:
-    """Runs of `run` samples of similar length, shuffled; who is with whom differs from epoch to epoch.
+    """Returns the order of shuffled runs, each of `run` samples of similar length. Runs differ from epoch to epoch.
 
     A shuffle is cut into pools of 64 runs. Each pool is sorted by length and cut into runs, and all runs are shuffled.
-    Where the samples do not divide by `run`, some of similar length, fewer than a run, end the epoch.
+    If `run` does not divide the samples, some of similar length, fewer than a run, end the epoch.
     """
     digest = digest_of(lengths, np.array([run]))
     return EpochOrder("length", len(lengths), len(lengths), partial(similar_length_order, lengths, run), digest)
@@ -234,7 +234,7 @@ def by_length(lengths: NDArray[np.integer[Any]], run: int) -> EpochOrder:
 def similar_length_order(
     lengths: NDArray[np.integer[Any]], run: int, seed: int, epoch: int, positions: range
 ) -> Indices:
-    """A pool is of all its samples, so all of an epoch's order is laid out."""
+    """Returns the samples at these positions. A pool needs all its samples, so an epoch is laid out whole."""
     count = len(lengths)
     order = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)
     order = order[np.lexsort((lengths[order], np.arange(count) // (POOL * run)))]
@@ -250,7 +250,7 @@ def similar_length_order(
 
 
 def in_given_order(order: Indices | Callable[[int], Any], samples: int) -> EpochOrder:
-    """What the user says: an array for each epoch, or a function that gives one for an epoch."""
+    """Returns the user's order: an array for every epoch, or a function that returns one for an epoch."""
     if callable(order):
         length = len(checked_order(order(0), samples, 0))
         return EpochOrder("given", samples, length, partial(call_order, order, samples, length), "")
@@ -275,7 +275,7 @@ def call_order(
 
 
 def checked_order(order: Any, samples: int, epoch: int | None) -> Indices:
-    """The user's order as whole numbers, 32 bits each where that is enough."""
+    """Returns the user's order as whole numbers, 32 bits each where that is enough."""
     array, of = np.asarray(order), "order" if epoch is None else f"order: what the function gives for epoch {epoch}"
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise PlanError(
@@ -308,7 +308,7 @@ class Pattern:
     before: NDArray[np.int32]  # how many of that source came before, in it
 
     def turns(self, length: int, epoch: int, positions: range) -> Turns:
-        """The sources at these positions, and how many of each came before, in all epochs."""
+        """Returns the sources at these positions, and how many of each came before, in all epochs."""
         first = overall(epoch, length, positions).start
         times, place = np.divmod(first % len(self.sources) + np.arange(len(positions)), len(self.sources))
         times += first // len(self.sources)
@@ -317,7 +317,7 @@ class Pattern:
 
 
 def pattern_of(shares: Longs) -> Pattern:
-    """The pattern of these shares, which are whole numbers."""
+    """Returns the pattern of these shares, which are whole numbers."""
     total = int(shares.sum())
     sources = _native.mixed(shares, total * max(1, -(-PATTERN // total)), 0)
     by_source = np.argsort(sources, kind="stable")
@@ -328,7 +328,7 @@ def pattern_of(shares: Longs) -> Pattern:
 
 
 def whole_shares(shares: Floats, what: Sequence[str]) -> Longs:
-    """Shares as whole numbers: those of simple fractions exactly, others in parts of a million (2^-20).
+    """Returns shares as whole numbers: simple fractions exactly, others in parts of a million (2^-20).
 
     `what` names them in messages.
     """
@@ -361,7 +361,7 @@ def round_shares(shares: Floats, what: Sequence[str]) -> Longs:
 
 
 def epoch_length(epoch: Any, sizes: Longs, whole: Longs) -> int:
-    """How many samples an epoch of a mixture has, of sources of these sizes and shares."""
+    """Returns how many samples an epoch of a mixture has, of sources of these sizes and shares."""
     total = int(whole.sum())
     pairs: list[tuple[int, int]] = [*zip(sizes.tolist(), whole.tolist(), strict=True)]
     if epoch == "first":
@@ -389,9 +389,9 @@ def by_sources(
     shares: Longs | None,
     members: Indices | None = None,
 ) -> EpochOrder:
-    """Sources one after another, by their shares or (None) each once a round; each gone through by its own shuffles.
+    """Returns the order that mixes sources by their shares, or (None) each once a round; each is shuffled by itself.
 
-    A shuffle of a source goes on where the last epoch left it. `members` are the samples of all sources, one source
+    A source's shuffle continues where the last epoch left it. `members` are the samples of all sources, one source
     after another; None: they are numbered so.
     """
     turns: Any = (
@@ -417,7 +417,7 @@ def _in_turn(
 
 
 def rounds_order(count: int, length: int, epoch: int, positions: range) -> Turns:
-    """Each source once in each round, in an order of chance."""
+    """Returns each source once per round, in random order."""
     all_ = overall(epoch, length, positions)
     sources = _native.shuffled(0, count, all_.start, len(all_)).astype(np.int32)
     first = all_.start // count
@@ -425,7 +425,7 @@ def rounds_order(count: int, length: int, epoch: int, positions: range) -> Turns
 
 
 def by_classes(classes: NDArray[np.int64], names: Sequence[str], shares: Floats | None, length: int) -> EpochOrder:
-    """Samples by their classes, each as often as its share says (None: equally often); of share 0 never."""
+    """Returns the order that draws samples by class, each class as often as its share says (None: equally often)."""
     samples = len(classes)
     members: Indices = np.argsort(classes, kind="stable").astype(bits(samples))
     sizes = np.bincount(classes, minlength=len(names)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The index streams of torch's and our samplers. A few JSON values describe each, and each can resume."""
+"""The index streams of torch's samplers and ours. A few JSON values describe each, and each can resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SKIPPED = 1 << 16  # random numbers at a time, so that they take no memory
 
 
 def draw_torch_seed(generator: torch.Generator | None) -> int:
-    """A seed, drawn as torch's loader and sampler draw theirs."""
+    """Returns a seed, drawn as torch's loader and sampler draw theirs."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
@@ -53,14 +53,14 @@ def skip(generator: torch.Generator, count: int) -> None:
 
 
 def skip_permutation(samples: int, generator: torch.Generator) -> None:
-    """Draws what torch.randperm draws, and makes nothing of it."""
+    """Draws what torch.randperm draws, and throws it away."""
     draws = _native.randperm_draws(samples)
     for begin in range(0, draws, SKIPPED):
         skip(generator, min(SKIPPED, draws - begin))
 
 
 def copy_generator(generator: torch.Generator | None) -> torch.Generator:
-    """A copy of a generator in its present state; None means torch's global one."""
+    """Returns a copy of a generator in its present state; None is torch's global one."""
     copied = torch.Generator("cpu" if generator is None else generator.device)
     copied.set_state(torch.get_rng_state() if generator is None else generator.get_state())
     return copied
@@ -75,7 +75,7 @@ def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]
 
 
 def shuffled(sampler: RandomSampler, generator: torch.Generator) -> Indices:
-    """All that `shuffle` gives, as an array. What it draws at its very end, and uses nothing of, is `draw_last`'s."""
+    """Returns everything that `shuffle` yields, as an array. Its last, unused draws are left to `draw_last`."""
     samples, wanted = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
         return np.fromiter(shuffle(sampler, generator), np.int64, wanted)
@@ -85,13 +85,13 @@ def shuffled(sampler: RandomSampler, generator: torch.Generator) -> Indices:
 
 
 def draw_last(sampler: RandomSampler, generator: torch.Generator) -> None:
-    """What `shuffle` draws once all samples are taken."""
+    """Draws what `shuffle` draws once all samples are taken."""
     if not sampler.replacement and sampler.num_samples % len(sampler.data_source) == 0:
         skip_permutation(len(sampler.data_source), generator)
 
 
 def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
-    """Makes the draws of `shuffle` from the generator, at the same times. The numbers it yields mean nothing."""
+    """Makes the draws of `shuffle` from the generator, at the same times. The numbers that it yields mean nothing."""
     if sampler.replacement:
         yield from shuffle(sampler, generator)
         return
@@ -121,11 +121,12 @@ def check_drawing(sampler: RandomSampler, saved: dict[str, Any]) -> None:
 
 
 class ShuffledByGenerator(IndexStream):
-    """torch's shuffle by the user's generator. Its state is too large to save, so its history is saved instead.
+    """torch's shuffle by the user's generator.
 
-    The history is its seed and the passes made since; repeating the same draws restores the state. Where index batches
-    are drawn long before they are asked for, a copy of the generator draws them. The user's own generator draws what
-    torch draws, when torch does, for the program may use it for other things, and the pass may end early.
+    The generator's state is too large to save, so its history is saved instead: its seed and the passes since, whose
+    draws are repeated to restore it. If index batches are drawn long before they are asked for, a copy of the generator
+    draws them. The user's own generator draws what torch draws, when torch does, because the program may use it for
+    other things and the pass may end early.
     """
 
     kind = "shuffled by generator"
@@ -185,7 +186,7 @@ class ShuffledByGenerator(IndexStream):
         return self._draw_after(samples)
 
     def _draw_after(self, samples: int) -> Iterator[Any]:
-        """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
+        """Returns the index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
         self._from = samples
         if self.as_arrays and self.batch_sampler is not None:
             return self.cut_late(partial(self._draw_ahead, samples))
@@ -203,7 +204,7 @@ class ShuffledByGenerator(IndexStream):
         return batches
 
     def _follow(self, samples: int) -> torch.Generator:
-        """A copy of the user's generator, which draws ahead; the user's own follows it."""
+        """Returns a copy of the user's generator that draws ahead; the user's own follows it."""
         if self._ahead is None:
             self._ahead = copy_generator(self.sampler.generator)
             self._behind = self.cut(islice(self._draws_again(), samples, None))
@@ -218,7 +219,7 @@ class ShuffledByGenerator(IndexStream):
     def asked(self) -> None:
         """Draws with the user's generator as each batch reaches the consumer; the first was drawn when asked for.
 
-        Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
+        With workers, torch has drawn several batches by then, and draws one more for each that it hands out.
         """
         if (self._asked or self.in_advance) and self._behind is not None:
             next(self._behind, None)
@@ -229,13 +230,13 @@ class ShuffledByGenerator(IndexStream):
             super().ended()
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
+        """Returns the later passes, by a copy of the generator. They assume that nothing else draws from it."""
         if self._ahead is None or not self._trust.suffices:
             return iter(())
         return self._shuffle_by(self._at_end(self._ahead))
 
     def _at_end(self, ahead: torch.Generator) -> torch.Generator:
-        """The user's generator as it will be at the end of this pass."""
+        """Returns the user's generator as it will be at the end of this pass."""
         generator = copy_generator(ahead)
         if self.batch_sampler is not None:  # one by one, it was drawn when the last was taken
             draw_last(self.sampler, generator)
@@ -253,7 +254,7 @@ class ShuffledByGenerator(IndexStream):
         return self.batched(shuffled(self.sampler, generator))
 
     def _replay(self, saved: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
-        """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""
+        """Returns the generator's state just before the saved pass shuffled, or before its first draw."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(saved["seed"]))
         number = 0
         for turn, times in enumerate(saved["passes"]):
@@ -284,7 +285,7 @@ class ShuffledByGenerator(IndexStream):
 
 
 def _passes_after(last: IndexStream | None) -> list[int]:
-    """The passes up to and including this one. A pass that ended early has drawn less."""
+    """Returns the passes up to and including this one. A pass that ended early has drawn less."""
     if not isinstance(last, ShuffledByGenerator):
         return []
     passes = list(last._passes) or [0]
@@ -301,7 +302,7 @@ BATCHING = (BatchSampler, PlanBatchSampler)  # we know how these cut samples int
 
 
 def stream_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
-    """The IndexStream for these samplers of a loader."""
+    """Returns the IndexStream for these samplers of a loader."""
     if batch_sampler is not None and type(batch_sampler) not in BATCHING:
         return Custom(sampler, batch_sampler, generator)
     inner = sampler if batch_sampler is None else batch_sampler.sampler
@@ -386,22 +387,24 @@ class Shuffled(KnownStream):
         self._guess = next(self._foreseen(), None)
 
     def _seed_after(self, generator: torch.Generator, between: int) -> int:
-        """The seed that the next pass draws, if others draw `between` numbers before it."""
+        """Returns the seed that the next pass draws, if `between` other numbers are drawn before it."""
         skip(generator, between)
         if self.generator is None and not self.draws_base_once:
             draw_torch_seed(generator)
         return draw_torch_seed(generator)
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """A guess: others draw as many numbers as since the last pass. The caller compares it with the real pass.
+        """Guesses that as many numbers are drawn in between as since the last pass. The caller compares it with the
+        real pass.
 
-        None before such a guess came true: with one epoch known less is read than with a wrong guess of the next.
+        Returns nothing before such a guess came true: knowing one epoch, less is read than with a wrong guess of the
+        next.
         """
         seeds = self._foreseen() if self._trust.suffices else ()
         return (partial(self._shuffle_by, seed) for seed in seeds)
 
     def _foreseen(self) -> Iterator[int]:
-        """The seeds of the passes to come, if others draw as many numbers before each as before this one."""
+        """Yields the seeds of later passes, if as many numbers are drawn before each as before this one."""
         if self._after is None or self._between is None:
             return
         generator = copy_generator(self._after)
@@ -438,7 +441,7 @@ class Shuffled(KnownStream):
 
 
 class Custom(IndexStream):
-    """Any other sampler. If it has a state, that is saved; else resuming draws again and skips what was taken."""
+    """Any other sampler. If it has a state, that is saved; otherwise resuming draws again and skips what was taken."""
 
     kind = "custom"
 
@@ -462,11 +465,11 @@ class Custom(IndexStream):
         return self._items
 
     def drawn_at_once(self, batches: int | None) -> int:
-        """How many batches may be drawn ahead: each is marked with the state after it, which may be large."""
+        """Returns how many batches may be drawn ahead: each keeps the state after it, which may be large."""
         return UNCOUNTED if self._states() else super().drawn_at_once(batches)
 
     def _begin_late(self) -> Iterator[Any]:
-        """The batches. As in BatchSampler, the sampler's iterator is made when the first is asked for."""
+        """Yields the batches. As in BatchSampler, the sampler's iterator is made when the first is asked for."""
         self._items = iter(self._source)
         yield from self._items
 
@@ -486,7 +489,7 @@ class Custom(IndexStream):
         return {"kind": self.kind, **mark}
 
     def start_foretold(self, saved: dict[str, Any]) -> Iterator[Any]:
-        """All index batches. A sampler that remembers its end is iterated once more, as it would have been."""
+        """Returns all index batches. A sampler that remembers its end is iterated once more, as it would have been."""
         batches = self.resume(saved, 0, 0)
         try:
             return chain([next(batches)], batches)
@@ -513,7 +516,7 @@ class Custom(IndexStream):
 
 
 class DrawnByGenerator(Custom):
-    """torch's WeightedRandomSampler by a generator of the user's: a copy of it draws the passes to come."""
+    """torch's WeightedRandomSampler with a generator of the user's. A copy of it draws the later passes."""
 
     _trust = KnownOrder(0, 0)  # it is the user's own, so mostly nobody else draws from it
     _guess = ""  # the generator as the next pass will find it
@@ -542,14 +545,14 @@ class DrawnByGenerator(Custom):
             yield partial(self.batched, np.fromiter(copy_, np.int32, self.sampler.num_samples))
 
     def _before_the_next(self, generator: torch.Generator) -> torch.Generator:
-        """After torch's draw before a pass, if that is from the generator that also draws the samples."""
+        """Makes torch's draw before a pass, if it is from the generator that also draws the samples."""
         if self.generator is self.sampler.generator and not self.draws_base_once:
             draw_torch_seed(generator)
         return generator
 
 
 def _checksum(before: int, drawn: Any) -> int:
-    """A checksum over all integers drawn so far; other kinds of indices have none."""
+    """Returns a checksum over all integers drawn so far; other kinds of indices have none."""
     try:
         indices = np.asarray(drawn)
     except (TypeError, ValueError):

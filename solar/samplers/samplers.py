@@ -1,4 +1,4 @@
-"""PlanSampler and PlanBatchSampler: torch's order over the ranks; they resume, and use each sample once."""
+"""PlanSampler and PlanBatchSampler: torch's order over the ranks, which can be resumed and can use each sample once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _CALLS = 6  # Accelerate's iterator is two or three calls up
 
 
 def refuse_second_sharding(ranks: int) -> None:
-    """ValueError where Accelerate's BatchSamplerShard asks a sampler that already shards over `ranks`.
+    """Raises ValueError if Accelerate's BatchSamplerShard wraps a sampler that already shards over `ranks`.
 
-    Both would take a part of a part, and no process would see most of the samples.
+    Each process would take a part of a part, and most samples would never be used.
     """
     frame = sys._getframe(1) if ranks > 1 else None
     for _ in range(_CALLS):
@@ -153,7 +153,7 @@ class PlanSampler(TorchDistributedSampler):
 
     @classmethod
     def like(cls, sampler: DistributedSampler[Any]) -> PlanSampler:
-        """A PlanSampler that iterates exactly as this torch sampler does now."""
+        """Returns a PlanSampler that iterates exactly as this torch sampler does now."""
         from torch.utils.data import DistributedSampler  # who has such a sampler has torch
 
         if type(sampler) is not DistributedSampler:
@@ -179,11 +179,11 @@ class PlanSampler(TorchDistributedSampler):
 
     @property
     def length(self) -> int:
-        """How many samples an epoch of all ranks has, whatever the tail."""
+        """The number of samples in an epoch of all ranks, whatever the tail."""
         return len(self.dataset) if self.by is None else self.by.length  # type: ignore[arg-type]
 
     def order(self) -> Indices:
-        """The order of the present epoch over all ranks, without what the tail repeats or drops. It is read-only."""
+        """Returns the read-only order of the present epoch over all ranks, without what the tail changes."""
         samples = len(self.dataset)  # type: ignore[arg-type]
         if self._size(self.length) != self.total_size or (self.by is not None and self.by.samples != samples):
             raise PlanError(
@@ -199,7 +199,8 @@ class PlanSampler(TorchDistributedSampler):
         return order
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """How many of each class, or of each source of a mixture, are among the first `samples` of the epoch, or all.
+        """Returns how many of each class, or of each source of a mixture, are among the first `samples` of the epoch,
+        or all.
 
         >>> PlanSampler(range(5), labels=[0, 0, 0, 0, 1], per_class="equal", num_samples=8).counts()
         {'0': 4, '1': 4}
@@ -207,14 +208,14 @@ class PlanSampler(TorchDistributedSampler):
         return {} if self.by is None else self.by.counts(self.epoch, self.length if samples is None else samples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to iterate next. Changing the epoch cancels a resume."""
+        """Sets the epoch to iterate next. Changing the epoch cancels a resume."""
         epoch = operator.index(epoch)
         if epoch != self.epoch:
             self._start, self._drawn = 0, _Drawn(0)
         self.epoch = epoch
 
     def resume(self, samples: int) -> None:
-        """Lets only the next iteration begin after the first `samples` of the order of all ranks.
+        """Makes only the next iteration begin after the first `samples` of the order of all ranks.
 
         The present ranks share the rest of the order, however many ranks there were before.
         """
@@ -224,7 +225,7 @@ class PlanSampler(TorchDistributedSampler):
         self._start, self._drawn = samples, _Drawn(samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the newest iteration, for JSON. Ranks that have drawn equally many samples give the same."""
+        """Returns the position of the newest iteration, for JSON: equal on ranks that drew equally many."""
         return {
             **self.facts(),
             "length": len(self.dataset),  # type: ignore[arg-type]
@@ -232,7 +233,7 @@ class PlanSampler(TorchDistributedSampler):
         }
 
     def facts(self) -> dict[str, Any]:
-        """What the order of the epoch follows from, for JSON."""
+        """Returns what determines the order of the epoch, for JSON."""
         seed, epoch = operator.index(self.seed), operator.index(self.epoch)
         by = {} if self.by is None else self.by.saved_facts(seed, epoch)
         return {"epoch": epoch, "seed": seed, "shuffle": bool(self.shuffle), **by}
@@ -259,25 +260,25 @@ class PlanSampler(TorchDistributedSampler):
         self.epoch, self.seed, self.shuffle = epoch, seed, bool(state["shuffle"])
 
     def _begin(self) -> tuple[int, _Drawn]:
-        """The start of the iteration that begins now, and its counter. The iteration after it is a full one."""
+        """Returns the start of the iteration that begins now, and its counter. The next iteration is a full one."""
         refuse_second_sharding(self.num_replicas)
         start, self._start = self._start, 0
         self._drawn = _Drawn(start)
         return start, self._drawn
 
     def _size(self, samples: int) -> int:
-        """How many samples all ranks take together if there are `samples`, padding included."""
+        """Returns how many samples all ranks take together if there are `samples`, padding included."""
         if self.tail == "exact":
             return samples
         ranks = self.num_replicas
         return samples // ranks * ranks if self.tail == "drop" else -(-samples // ranks) * ranks
 
     def _taken(self, start: int) -> int:
-        """How many samples all ranks take together from `start`."""
+        """Returns how many samples all ranks take together from `start`."""
         return self._size(self.length - start)
 
     def _share(self, order: Indices, begin: int, end: int) -> Indices:
-        """This rank's samples of order[begin:end]. Beyond the end, the order repeats as padding."""
+        """Returns this rank's samples of order[begin:end]. Beyond the end, the order repeats as padding."""
         if end <= len(order):
             return order[begin + self.rank : end : self.num_replicas]
         return order.take(np.arange(begin + self.rank, end, self.num_replicas), mode="wrap")
@@ -314,7 +315,7 @@ class PlanBatchSampler(TorchBatchSampler):
             yield planned.tolist()
 
     def arrays(self) -> Iterator[Indices]:
-        """The batches over a PlanSampler as arrays, for readers of many samples at once."""
+        """Yields the batches over a PlanSampler as arrays, for readers of many samples at once."""
         sampler = self.sampler
         assert _is_planned(sampler)
         start, drawn = sampler._begin()
@@ -326,7 +327,7 @@ class PlanBatchSampler(TorchBatchSampler):
         drawn.samples = len(order)
 
     def at_once(self) -> tuple[Indices, Indices]:
-        """`arrays` in one go: the samples of this rank's batches, and where each batch begins in them."""
+        """Returns what `arrays` yields in one go: the samples of this rank's batches, and where each batch begins."""
         sampler = self.sampler
         assert _is_planned(sampler)
         start, drawn = sampler._begin()
@@ -343,7 +344,8 @@ class PlanBatchSampler(TorchBatchSampler):
         return samples, np.concatenate(([0], np.cumsum(sizes)))
 
     def of_all(self, start: int) -> tuple[Indices, Indices]:
-        """The samples of all ranks over a PlanSampler, after the first `start`, and each step's first index in them.
+        """Returns the samples of all ranks over a PlanSampler, after the first `start`, and each step's first index in
+        them.
 
         Within a step, rank r of W takes every W-th sample, beginning with the r-th.
         """
@@ -358,7 +360,7 @@ class PlanBatchSampler(TorchBatchSampler):
         return self._steps(*self._shared(0))
 
     def bounds(self, start: int = 0) -> Indices:
-        """How many samples of the shared order are consumed after 0, 1, 2, ... batches, beginning at `start`.
+        """Returns how many samples of the shared order are consumed after 0, 1, 2, ... batches, beginning at `start`.
 
         Padding does not count. Over a sampler that is not a PlanSampler, the order is what that sampler yields.
         """
@@ -368,7 +370,7 @@ class PlanBatchSampler(TorchBatchSampler):
         return np.minimum(self._edges(start), samples)
 
     def _shared(self, start: int) -> tuple[int, int]:
-        """The number of ranks, and of the samples that they share from `start` on."""
+        """Returns the number of ranks, and of the samples that they share from `start` on."""
         if _is_planned(self.sampler):
             return self.sampler.num_replicas, self.sampler._taken(start)
         return 1, len(self.sampler) - start  # type: ignore[arg-type]
@@ -378,7 +380,7 @@ class PlanBatchSampler(TorchBatchSampler):
         return taken // step if self.drop_last else -(-taken // step)
 
     def _edges(self, start: int) -> Indices:
-        """The boundaries between steps, in the padded order, of an iteration that begins at `start`."""
+        """Returns the boundaries between steps, in the padded order, of an iteration that begins at `start`."""
         ranks, taken = self._shared(start)
         edges = np.arange(self._steps(ranks, taken) + 1, dtype=np.int64) * (ranks * self.batch_size)
         np.minimum(edges, taken, out=edges)
@@ -390,7 +392,7 @@ class PlanBatchSampler(TorchBatchSampler):
 
 
 def _check_cutting(batch_size: Any, drop_last: Any) -> None:
-    """ValueError, in the words of torch's BatchSampler, for what these cannot be."""
+    """Raises ValueError, in the words of torch's BatchSampler, for impossible values."""
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
         raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
     if not isinstance(drop_last, bool):
@@ -398,7 +400,7 @@ def _check_cutting(batch_size: Any, drop_last: Any) -> None:
 
 
 def check_no_rank_is_without(cutter: object) -> None:
-    """PlanError if the last batch of some rank is empty: with an exact end, too few samples for all ranks."""
+    """Raises PlanError if the last batch of some rank is empty: an exact end with too few samples for all ranks."""
     if type(cutter) is not PlanBatchSampler or not _is_planned(cutter.sampler) or cutter.sampler.tail != "exact":
         return
     edges = cutter._edges(0)
@@ -418,17 +420,17 @@ class _Drawn:
 
 
 def _is_planned(sampler: object) -> TypeGuard[PlanSampler]:
-    """Whether the sampler yields its known order. A subclass with its own iteration must be iterated instead."""
+    """Returns whether the sampler yields its known order. A subclass may have an iteration of its own."""
     return isinstance(sampler, PlanSampler) and type(sampler).__iter__ is PlanSampler.__iter__
 
 
 def ascending(samples: int) -> Indices:
-    """0, 1, 2, ..., in 32 bits where that is enough."""
+    """Returns 0, 1, 2, …, in 32 bits if that is enough."""
     return np.arange(samples, dtype=np.int32 if samples < 1 << 31 else np.int64)
 
 
 def permutation(samples: int, generator: torch.Generator) -> Indices:
-    """torch.randperm, in 32 bits where that is enough: torch draws the same numbers for both kinds of integers."""
+    """Returns torch.randperm, in 32 bits if that is enough: torch draws the same numbers for both kinds of integers."""
     import torch  # of a generator of torch's, or for so many samples that torch shuffles in another way
 
     dtype = torch.int32 if samples < 1 << 31 else torch.int64
@@ -437,7 +439,7 @@ def permutation(samples: int, generator: torch.Generator) -> Indices:
 
 
 def seeded(samples: int, seed: int) -> Indices:
-    """The `permutation` by a new generator of this seed, made natively: it takes a third of the time."""
+    """Returns the `permutation` of a new generator with this seed. Native code makes it in a third of the time."""
     if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and (MODULE not in sys.modules or _as_torch()):
         found: Indices = _native.randperm(samples, seed)
         return found
@@ -448,7 +450,7 @@ def seeded(samples: int, seed: int) -> Indices:
 
 @cache
 def _as_torch() -> bool:
-    """Whether this torch still shuffles as we do: by its first numbers, small and large."""
+    """Returns whether this torch still shuffles as the native code does, by a small and a large example."""
     import torch  # the program has imported it
 
     numbers = [(1, 0), (2, 1), (1000, 2**40 + 3)]
@@ -459,7 +461,7 @@ def _as_torch() -> bool:
 
 
 def distributed_order(samples: int, seed: int | None) -> Indices:
-    """The order that torch's DistributedSampler would make; without a seed, 0, 1, 2, ..."""
+    """Returns the order of torch's DistributedSampler; without a seed, 0, 1, 2, …"""
     order = ascending(samples) if seed is None else seeded(samples, seed)
     order.setflags(write=False)
     return order

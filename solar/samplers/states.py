@@ -1,4 +1,4 @@
-"""Checks the state of a loader before it is used, for anybody may have written the file it comes from."""
+"""Checks the state of a loader before it is used, because the file that it comes from may hold anything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_PASSES = 1_000_000  # redrawn at most to bring a generator to its old state
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """PlanError unless each value of a state has the right type. All keys must be there already."""
+    """Raises PlanError unless each value of a state has the right type. All keys must be there already."""
     for name in ("epoch", "repeat", "batches", "samples"):
         _check_number(name, state[name], COUNT)
     for name in ("drawn", "begun"):
@@ -54,7 +54,7 @@ def check_values(state: dict[str, Any]) -> None:
 
 
 def _check_gaps(gaps: Any) -> None:
-    """PlanError unless they are some numbers of batches, in order, below the number of those that they are of."""
+    """Raises PlanError unless they are numbers of batches in ascending order, below the number of those drawn."""
     if not isinstance(gaps, dict) or gaps.keys() != {"of", "left"} or not isinstance(gaps["left"], list):
         refuse_state("gaps", gaps)
     _check_number("gaps", gaps["of"], (0, MOST_BEHIND))

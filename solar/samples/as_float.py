@@ -14,17 +14,17 @@ CAST = 65534  # native/include/solar/codec.hpp: chunks of our codec, decoded as 
 
 
 def without_conversion(layout: Layout, field: Field | None) -> tuple[Layout, Field | None]:
-    """The Layout to read and the Field to apply. If the Field only casts to float32, decoding does that instead."""
+    """Returns the Layout to read and the Field to apply: decoding itself may cast to float32."""
     alone = field is not None and field.only(dtype=np.float32)
     view = as_float32(layout) if alone else None
     return (layout, field) if view is None else (view, None)
 
 
 def as_float32(layout: Layout) -> Layout | None:
-    """The same samples as float32, with the values of `astype`; None if they are not integers of our codec.
+    """Returns the same samples as float32, with the values of `astype`; None if they are not integers of our codec.
 
-    The integers are never in memory: each row of a tile is cast in the processor's registers. A chunk whose type is
-    not that of `layout` is a CodecError when it is read.
+    The integers are never in memory: each row of a tile is cast in the processor's registers. Reading a chunk whose
+    type is not that of `layout` raises a CodecError.
     """
     whole = layout.dtype.isnative and layout.dtype.kind in "iu" and layout.dtype.str[1:] in CODES
     if layout.reader != "direct" or not only_ours(layout) or not whole or layout.chunk_mask.any():

@@ -1,7 +1,7 @@
-"""Boxes: samples that are boxes of volumes, as arithmetic over a few small arrays.
+"""Boxes: samples that are boxes of volumes, as arithmetic on a few small arrays.
 
-`index -> places` is known before anything is read, and is the same for whoever asks. Where places are drawn anew in
-each epoch, a sample's number tells that, too: sample i of epoch e is number e * samples + i.
+`index -> places` is known before anything is read, and the same in every process. Where places are drawn anew in each
+epoch, a sample's number contains the epoch: sample i of epoch e is number e * samples + i.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Places:
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these places."""
+        """Identifies exactly these places."""
         sha = hashlib.sha256(repr((self.box, self.step, self.seed)).encode())
         for column in (self.first, self.counts, self.lengths, self.told):
             sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
@@ -64,7 +64,7 @@ class Places:
         return self.seed is not None
 
     def of(self, numbers: Numbers) -> Numbers:
-        """Returns the place of each sample, one line for each."""
+        """Returns the place of each sample, one per line."""
         epoch, samples = np.divmod(np.asarray(numbers, np.int64), max(1, len(self)))
         if self.told is not None:
             return self.told[samples]
@@ -81,7 +81,7 @@ class Places:
         return np.column_stack((part, row, found))
 
     def chosen(self, which: Numbers) -> Places:
-        """Returns the places of these samples alone."""
+        """Returns the places of these samples only."""
         listed = self.of(which)
         first = np.searchsorted(listed[:, 0], np.arange(len(self.first)))
         return replace(self, told=listed, first=first.astype(np.int64))
@@ -90,7 +90,7 @@ class Places:
 def grid(
     volumes: list[int], lengths: list[tuple[int, ...]], box: tuple[int, ...], step: tuple[int, ...]
 ) -> Places:  # fmt: skip
-    """Returns the places of a grid in volumes. `volumes` counts those of each part, `lengths` are their axes."""
+    """Returns the places of a grid in volumes. `volumes` counts those of each part, `lengths` has their axes."""
     own = np.array(lengths, np.int64)
     counts = -(-(own - np.array(box)) // np.array(step)) + 1
     return Places(first_samples(volumes, counts), counts, own, box, step)
@@ -153,13 +153,13 @@ class Boxes:
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these samples."""
+        """Identifies exactly these samples."""
         facts = self.places.digest, self.box, self.at, self.left_out, self.part_first.tolist(), self.behind
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of a sample."""
+        """The shape of a sample."""
         return tuple(n for axis, n in enumerate(self.box) if axis not in self.left_out)
 
     @property
@@ -243,7 +243,7 @@ class BoxBlocks:
         return self.boxes.of(self.numbers(samples, epoch)).corners
 
     def uses(self, numbers: Numbers, starts: Numbers) -> tuple[NDArray[np.int32], Numbers]:
-        """Returns the blocks that each step touches, each once and in order, and where each step begins."""
+        """Returns the blocks that each step touches, once each and in order, and where each step begins."""
         counts, found = [np.zeros(1, np.int64)], [np.empty(0, np.int32)]
         every = max(1, int(self.tiles.prod(1).sum()))
         for steps in self._some(starts):
@@ -255,7 +255,7 @@ class BoxBlocks:
         return np.concatenate(found), np.cumsum(np.concatenate(counts))
 
     def _some(self, starts: Numbers) -> Iterator[Numbers]:
-        """Where steps begin, and the last one ends: of some steps at a time."""
+        """Yields where steps begin and the last one ends, some steps at a time."""
         most = max(1, BLOCKS_AT_ONCE // self.slots)
         cuts = np.searchsorted(starts, np.arange(0, int(starts[-1]) + most, most))
         for begin, end in pairwise(np.unique(np.append(cuts, len(starts) - 1)).tolist()):
@@ -285,7 +285,7 @@ MIXING = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of sp
 
 
 def mix_words(words: Words) -> Words:
-    """Words that look random, one for each: splitmix64's last step."""
+    """Returns a random-looking word for each word: the last step of splitmix64."""
     words = words + GOLDEN
     words = (words ^ (words >> np.uint64(30))) * MIXING[0]
     words = (words ^ (words >> np.uint64(27))) * MIXING[1]
@@ -293,7 +293,7 @@ def mix_words(words: Words) -> Words:
 
 
 def draw_places(seed: int, epoch: Numbers, samples: Numbers, room: Numbers) -> Numbers:
-    """Draws a number from 0 to `room` for each sample and axis, from (seed, epoch, sample, axis) alone."""
+    """Returns a number from 0 to `room` for each sample and axis, from (seed, epoch, sample, axis) alone."""
     words = mix_words(np.full(len(samples), seed % 2**64, np.uint64))
     words = mix_words(words ^ epoch.astype(np.uint64))
     words = mix_words(words ^ samples.astype(np.uint64))

@@ -160,7 +160,7 @@ def make_slices(axis: int | tuple[int, ...], steps: Steps) -> Slices:
 
 
 def _every(samples: Any) -> int:
-    """Returns the distance between windows along an axis. Raises LayoutError for options of rows alone."""
+    """Returns the distance between windows along an axis. Raises LayoutError for options that only rows have."""
     if not isinstance(samples, Windows):
         return 1
     if samples != Windows(samples.every):
@@ -169,7 +169,7 @@ def _every(samples: Any) -> int:
 
 
 def masked(where: Where, layouts: Sequence[Layout], own: Sequence[SampleMap | None]) -> NDArray[np.int64]:
-    """Returns the samples that a mask of the rows leaves. Raises LayoutError if it leaves none."""
+    """Returns the samples that a mask of the rows selects. Raises LayoutError if it selects none."""
     lies = own[0]
     first = by_sample(lies, layouts[0])
     at = f"{first.files[0]}: {first.title}"

@@ -34,10 +34,9 @@ CONSTANT_NBYTES = 1 << 30  # of the different values of one constant
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """The values of one constant, and which of them each file has, or each group.
+    """The values of one constant, and which of them each file or group has. Equal values are held once.
 
-    Each different value is held once. Values of unequal length lie one after another: that of group i is rows first[i]
-    to first[i + 1].
+    Values of unequal length lie one after another: that of group i is rows first[i] to first[i + 1].
     """
 
     values: NDArray[Any]
@@ -47,7 +46,7 @@ class Constant:
     form: BatchForm | None = None  # of batches, where values are of unequal length
 
     def of(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values that go with samples of these files, or groups."""
+        """Returns the value for each sample, by the number of its file or group."""
         found: NDArray[Any] = self.values[self.which[numbers] if len(self.which) > 1 else np.zeros_like(numbers)]
         return found
 
@@ -65,9 +64,9 @@ def is_constant(field: Any) -> bool:
 
 
 def constant_of(path: Paths, field: Any, groups: GroupNames | None, cache: Folder) -> Constant:
-    """Reads a constant of all files, each file's once. LayoutError where files do not fit each other.
+    """Reads a constant of all files, once per file. Raises LayoutError if files do not fit together.
 
-    `groups` are those whose rows are the samples, if they are.
+    `groups` are those whose rows are the samples, if there are any.
     """
     given = files_of(path)
     if is_pattern(given[0], field.name):
@@ -151,7 +150,7 @@ def constant_attributes(files: list[str], field: Field) -> Constant:
 
 
 def read_constant_attribute(file: str, field: Field) -> NDArray[Any]:
-    """Reads an attribute: one number is a scalar, several are a row of them, and text is an object."""
+    """Reads an attribute: one number becomes a scalar, several a row, and text an object."""
     where = f"{file}: {field.name}"
     assert field.attribute is not None, "it is asked for"
     found: dict[str, Any] = {}
@@ -180,7 +179,7 @@ def read_constant_attribute(file: str, field: Field) -> NDArray[Any]:
 
 
 class _Distinct:
-    """Gathers the values of file after file, and keeps each different one once."""
+    """Collects the values of one file after another, and keeps equal ones once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -220,7 +219,7 @@ def _too_large(where: str) -> LayoutError:
 
 
 def check_beside(fields: Sequence[Any]) -> None:
-    """Raises LayoutError where all fields are constants, so that none of them is read."""
+    """Raises LayoutError if all fields are constants, so that there is nothing to read."""
     if fields and all(map(is_constant, fields)):
         raise LayoutError(
             f"{fields[0].name}: every field is a constant of its file, and none says what samples there are: name "
@@ -237,7 +236,7 @@ _READ = -1
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """The constants of one H5Dataset, and where they stand among its fields."""
+    """The constants of one H5Dataset, and their places among its fields."""
 
     fields: list[Any]  # as they were given
     values: list[Constant]
@@ -245,7 +244,7 @@ class Constants:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What must be the same of data sets whose samples come in one batch."""
+        """Returns what must be equal for data sets whose samples come in one batch."""
         forms = [(one.values.dtype, one.values.shape[1:], one.per_group, one.form) for one in self.values]
         return self.fields, forms, self.structure
 
@@ -281,7 +280,7 @@ def without_constants(fields: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class ConstantsOfBatch:
-    """What a batch has beside that which is read: for each sample the constants of its file."""
+    """The constants that a batch gets beside what is read: for each sample those of its file."""
 
     constants: Sequence[Constants]  # of each H5Dataset
     which: Array | None  # the H5Dataset of each sample; None: there is one
@@ -289,7 +288,7 @@ class ConstantsOfBatch:
     parts: Array  # and its group
 
     def put(self, parts: Iterable[Any], given: Any) -> Any:
-        """Returns the batch of the fields that were read and the constants; `given` makes what the user gets."""
+        """Returns the batch made of the fields that were read and the constants; `given` makes what the user gets."""
         first, read = self.constants[0], iter(parts)
         numbers = leaves(first.structure)
         merged = (next(read) if number == _READ else given(self._values(number)) for number in numbers)
@@ -327,7 +326,7 @@ class ConstantsOfBatch:
 
 
 def arranged_with(constants: Constants | None, structure: Any, parts: Iterator[Any]) -> Any:
-    """Returns the structure of a batch, with these parts where something is read, and None for constants."""
+    """Returns the structure of a batch with these parts where something is read, and None for constants."""
     if constants is None:
         return mapped(structure, lambda _: next(parts))
     return mapped(constants.structure, lambda number: next(parts) if number == _READ else None)

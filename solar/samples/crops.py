@@ -90,7 +90,7 @@ class Crops:
 
 
 class Volumes(NamedTuple):
-    """What places are in: so many volumes of each part, whose axes that are cut have these lengths."""
+    """The volumes that boxes are cut from: how many each part has, and the lengths of the axes that are cut."""
 
     volumes: list[int]
     lengths: list[tuple[int, ...]]
@@ -116,16 +116,16 @@ def crops_of(path: Any, layouts: Sequence[Layout], crops: Crops, **looking: Any)
 
 
 class Slices(NamedTuple):
-    """What samples of a dataset are along some of its axes."""
+    """The axes along which the samples of a dataset lie."""
 
     axes: tuple[int, ...]  # that samples lie along, as they were given
     steps: Steps  # along the last of them, one after another; None: they do not have that axis
 
 
 def slice_maps(layouts: Sequence[Layout], slices: Sequence[Slices | None], every: int = 1) -> list[Boxes | None]:
-    """Builds the sample maps of slices along other axes; None for rows, which must be as many.
+    """Builds the sample maps of slices along other axes; None for rows, of which there must be as many.
 
-    Windows lie `every` so many steps, wherever the steps of all fields have room.
+    With `every`, windows begin every so many steps, wherever the steps of all fields have room.
     """
     steps = [step for one in slices if one is not None and one.steps for step in one.steps]
     reach = min([0, *steps]), max([0, *steps])
@@ -163,7 +163,7 @@ def boxes_of_slices(layout: Layout, slices: Slices, reach: tuple[int, int], ever
 
 
 def _axes_of(layout: Layout, given: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-    """The axes counted from 0, and in words as they were given."""
+    """Returns the axes counted from 0, and as text in the way they were given."""
     rank, said = len(layout.shape), str(given[0] if len(given) == 1 else given)
     why = f"it has {rank} axes" if not all(-rank <= axis < rank for axis in given) else ""
     if layout.per_file:
@@ -194,7 +194,7 @@ def _same_rows(layout: Layout, why: str) -> int:
 
 
 def volumes_of(layout: Layout, k: int, rows: bool) -> Volumes | None:
-    """The volumes of a dataset; None where its rows have fewer axes than boxes, and are taken as they are."""
+    """Returns the volumes of a dataset; None if its rows have fewer axes than boxes, and are used as they are."""
     if layout.per_file or not layout.shape:
         why = 'with samples="files" each file is one sample' if layout.per_file else "a scalar has no axes"
         raise LayoutError(f"{title_of(layout)}: boxes are cut out of volumes, and {why}")
@@ -336,7 +336,7 @@ def _about_centres(centres: Layout, layout: Layout, whole: Volumes, crops: Crops
 
 
 def places_within(places: Places, mask: Layout, layout: Layout, whole: Volumes, crops: Crops) -> Places:
-    """Leaves the places of a grid whose boxes have enough voxels that are not 0."""
+    """Returns the places of a grid whose boxes contain enough voxels that are not 0."""
     rows, k = crops.volumes == "rows", len(crops.shape)
     own = volumes_of(mask, k, rows)
     if own != whole or len(mask.shape) != k + rows:

@@ -46,7 +46,7 @@ else:
 def one_by_one(kind: type[Any]) -> Callable[[Any, Iterable[int]], list[Any]]:
     """Returns `__getitems__` for a class that makes its samples in `__getitem__`.
 
-    Not H5Dataset's own: that is what `super().__getitems__` means there.
+    H5Dataset's own cannot be used: that is what `super().__getitems__` means there.
     """
 
     def __getitems__(self: Any, indices: Iterable[int]) -> list[Any]:
@@ -76,7 +76,7 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Location(NamedTuple):
-    """Where a sample lies, or several: file, row, and group."""
+    """Where one or several samples lie: file, row and group."""
 
     file: Any
     row: Any
@@ -184,7 +184,7 @@ class H5Dataset(TorchDataset):
         self._process = -1
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """If a subclass overrides only `__getitem__`, makes `__getitems__` call it for each sample."""
+        """Makes `__getitems__` call `__getitem__` for each sample if a subclass overrides only the latter."""
         super().__init_subclass__(**options)
         names = ("__getitem__", "__getitems__")
         one, many = (next(place for place, kind in enumerate(cls.__mro__) if name in vars(kind)) for name in names)
@@ -199,21 +199,22 @@ class H5Dataset(TorchDataset):
         return sample if self.transform is None else transformed(self.transform, [sample], self.checked([index]))[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at these indices, read together. They share memory, which is freed with the last of them."""
+        """Returns the samples at these indices, read together into memory that they share."""
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         samples = [_sample(batch, i) for i in range(len(positions))]
         return samples if self.transform is None else transformed(self.transform, samples, self.checked(positions))
 
     def read_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> Any:
-        """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text.
+        """Returns the samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of
+        text.
 
         `transform` is not called.
         """
         return self.start_batch(indices).wait()
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
-        """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
+        """Starts to read a batch, and returns at once. `wait` returns what read_batch would."""
         rows = self.numbered(self.checked(indices), self.epoch)
         # solar's loader looks at all files when an epoch begins.
         own = None if self._by else self.rows_of(rows)
@@ -222,9 +223,9 @@ class H5Dataset(TorchDataset):
         return self.start_rows(rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the samples that are read here, for places that are drawn in each epoch.
+        """Sets the epoch of samples that are read here, for places that are drawn in each epoch.
 
-        solar's loader knows it by itself, and does not look at this.
+        solar's loader passes its own epoch instead.
         """
         self.epoch = operator.index(epoch)
 
@@ -273,12 +274,12 @@ class H5Dataset(TorchDataset):
         return found if np.ndim(sample) else Location(files[0], int(rows[0]), groups[0])
 
     def lines(self, samples: Array) -> LocatedRows:
-        """Returns the places of samples, which are counted with those that `where` leaves out."""
+        """Returns the places of samples, counted with those that `where` leaves out."""
         layout, own = self._first()
         return locate(own, layout, samples if own is not None else samples % max(1, self.numbers))
 
     def _first(self) -> tuple[Layout, SampleMap | None]:
-        """Returns the first field that is not of another file, and its sample map."""
+        """Returns the first field that is not in another file, and its sample map."""
         return leaves(self.layouts)[self._main], leaves(self.extents)[self._main]
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -288,7 +289,7 @@ class H5Dataset(TorchDataset):
 
     @property
     def reads(self) -> list[Read]:
-        """Returns the datasets to read: one for each field, but one for all windows or columns of a dataset."""
+        """The datasets to read: one per field, but one for all windows or columns of a dataset."""
         found: dict[Any, Read] = {}
         every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
         for number, (layout, own, field) in enumerate(every):
@@ -400,7 +401,7 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
 
 
 def _reader_of(layout: Layout) -> str:
-    """Returns who reads it; native code and h5py give the same values, and may read parts of one batch."""
+    """Returns which reader reads it. Native code and h5py give the same values, and may read parts of one batch."""
     return "" if layout.reader in ("direct", "h5py") else layout.reader
 
 
@@ -432,7 +433,7 @@ def bind_fields(fields: Any, layouts: Any, extents: Any) -> Any:
 
 
 def _sample(batch: Any, position: int) -> Any:
-    """One sample of a batch; a field of text is a list of its samples."""
+    """Returns one sample of a batch. In a batch, a field of text is a list of its samples."""
     if isinstance(batch, dict):
         return {key: _sample(part, position) for key, part in batch.items()}
     if isinstance(batch, tuple):

@@ -69,7 +69,7 @@ def values_of_column(batch: NDArray[Any], column: str, name: str) -> NDArray[Any
 
 
 def column_names(dtype: np.dtype[Any], before: str = "") -> list[str]:
-    """Returns the names of all columns; those within a column have its name before them."""
+    """Returns the names of all columns. A column within a column has that one's name before its own."""
     found = []
     for one in dtype.base.names or ():
         found += [before + one, *column_names(dtype.base[one], f"{before}{one}.")]
@@ -77,7 +77,7 @@ def column_names(dtype: np.dtype[Any], before: str = "") -> list[str]:
 
 
 def _path_of(table: np.dtype[Any], column: str, name: str) -> list[str]:
-    """Returns the names that lead to a column. A name that has a dot itself is found, too."""
+    """Returns the names that lead to a column. A column whose name contains a dot is found, too."""
     found, dtype, left = list[str](), table.base, column
     while left:
         names = [one for one in dtype.names or () if one == left or left.startswith(one + ".")]
@@ -103,7 +103,7 @@ def missing_column(table: np.dtype[Any], column: str, name: str) -> str:
 
 
 class Converted(NamedTuple):
-    """How samples of one shape and dtype are converted, and the result's shape and dtype."""
+    """How samples of one shape and dtype are converted, and the shape and dtype of the result."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -318,11 +318,11 @@ class Field:
             )
 
     def bound(self, layout: Layout) -> Field:
-        """This Field for the dataset of a Layout, with its packings if cf=True. LayoutError if they make no sense."""
+        """Returns this Field for the dataset of a Layout, with its packings. Raises LayoutError if they are invalid."""
         return Field(self.name, **dict(self._options, cf=packings_of(layout))) if self.cf else self
 
     def shape_of(self, sample_shape: Sequence[int], dtype: DTypeLike) -> tuple[Shape, np.dtype[Any]]:
-        """The converted shape and dtype of such samples. ValueError where this Field does not fit them."""
+        """Returns the converted shape and dtype of such samples. Raises ValueError if this Field does not fit them."""
         dtype_given = np.dtype(dtype)
         if self.column is not None:
             dtype_given = dtype_of_column(dtype_given, self.column, self.name)
@@ -332,10 +332,10 @@ class Field:
     def convert(
         self, batch: NDArray[Any], out: NDArray[Any] | None = None, rows: Sequence[int] | NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """A batch's samples, stacked along axis 0, as this Field converts them.
+        """Returns a batch's samples, stacked along axis 0, as this Field converts them.
 
         They are written to `out`, or to new memory; if there is nothing to convert, the batch itself is returned.
-        `rows` are the samples' numbers in the data set, which matter where its files are packed differently.
+        `rows` are the samples' numbers in the data set, needed where its files are packed differently.
         """
         batch = np.asarray(batch)
         if batch.ndim == 0:
@@ -380,11 +380,11 @@ class Field:
 
     @property
     def as_stored(self) -> bool:
-        """Whether nothing is done with a sample, but that it has its place."""
+        """Whether samples are left as they are, though perhaps taken from another place."""
         return self.only()
 
     def only(self, **options: Any) -> bool:
-        """Whether these options are all that it does with a sample, wherever that lies."""
+        """Returns whether these options are all that it does to a sample, wherever it lies."""
         lies = {"steps": self.steps, "axis": self.axis, "file": self.file, "by": self.by, "constant": self.constant}
         lies |= {"rows": self.rows, "at": self.at, "seed": self.seed}
         return self == Field(self.name, **lies, **options)
@@ -487,7 +487,7 @@ class Field:
 
     @property
     def _facts(self) -> tuple[Any, ...]:
-        """Everything hashable: all but the values of mean and std."""
+        """Returns everything that can be hashed: all but the values of mean and std."""
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None

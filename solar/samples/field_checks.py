@@ -44,7 +44,7 @@ def slice_of(cut: slice) -> slice:
 
 
 def file_of(file: Any) -> str | tuple[str, ...]:
-    """A path or pattern, or a list of paths, as text."""
+    """Returns a path, a pattern or a list of paths as text."""
     if isinstance(file, (str, os.PathLike)):
         return os.fspath(file)
     try:
@@ -54,7 +54,7 @@ def file_of(file: Any) -> str | tuple[str, ...]:
 
 
 def axis_of(axis: int | Sequence[int]) -> int | tuple[int, ...]:
-    """An axis, or several."""
+    """Returns an axis, or several."""
     try:
         given = tuple(operator.index(one) for one in (axis if isinstance(axis, Sequence) else (axis,)))
     except TypeError:
@@ -98,7 +98,7 @@ def steps_text(steps: tuple[int, ...]) -> str:
 
 
 def dtype_of(given: Any) -> np.dtype[Any]:
-    """numpy's dtype. One of torch's is recognised by its name, for this module does not import torch."""
+    """Returns numpy's dtype. One of torch's is recognised by its name, because this module does not import torch."""
     named = str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given
     if getattr(given, "name", named) == "bfloat16":
         return BFLOAT16
@@ -120,7 +120,7 @@ def native_order(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def number_of(missing: Any) -> float:
-    """The number that replaces NaN."""
+    """Returns the number that replaces NaN."""
     try:
         return float(missing)
     except (TypeError, ValueError):
@@ -128,7 +128,7 @@ def number_of(missing: Any) -> float:
 
 
 def broadcast_term(word: str, given: ArrayLike, name: str) -> NDArray[Any]:
-    """The mean or std of the Field of this name."""
+    """Returns the mean or std of the Field with this name."""
     of_torch = type(given).__module__ == "torch"
     numbers = np.array(given.numpy() if of_torch else given, order="C")  # type: ignore[union-attr]  # a copy
     if numbers.dtype.kind not in "biufc":
@@ -157,7 +157,7 @@ def plural(n: int, word: str) -> str:
 
 
 def reshaped(term: Shape, shape: Shape) -> str:
-    """Advice where a row of numbers seems meant for another axis than the last."""
+    """Suggests a shape if a row of numbers seems meant for another axis than the last."""
     if len(term) != 1 or shape.count(term[0]) != 1:
         return ""
     meant = tuple(n if n == term[0] else 1 for n in shape)
@@ -187,7 +187,7 @@ def cut_text(cut: slice) -> str:
 
 
 def check_random_rows(field: Any) -> None:
-    """ValueError unless the rows, at and seed of a Field go together with the rest of it."""
+    """Raises ValueError unless the rows, at and seed of a Field fit together and to its other options."""
     if (field.rows is None) != (field.at is None) or (field.at is not None and field.at != "random"):
         raise ValueError(f"{field}: rows=4096, at='random' are given together: so many random rows of each sample")
     if field.rows is None:

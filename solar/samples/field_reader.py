@@ -1,4 +1,4 @@
-"""Reads one dataset of an H5Dataset, and makes the fields that come of it."""
+"""Reads one dataset of an H5Dataset, and makes the fields that it provides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FieldRequest = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, s
 
 
 class Read(NamedTuple):
-    """A dataset that is read, and the numbers of the fields that come of it."""
+    """A dataset that is read, and the numbers of the fields that it provides."""
 
     layout: Layout
     extents: SampleMap | None
@@ -42,7 +42,7 @@ class FieldReader:
     extents: SampleMap | None = None
 
     def without_conversion(self, page_cache: bool | None) -> FieldReader:
-        """Returns a reader that decodes to float32, if the one Field asks for nothing else; otherwise this."""
+        """Returns a reader that decodes to float32, if the one Field does nothing else; otherwise this one."""
         if len(self.fields) > 1 or self.rows.boxes is not None:
             return self
         layout, field = without_conversion(self.rows.layout, self.fields[0])
@@ -52,7 +52,7 @@ class FieldReader:
         return FieldReader(rows, [field], self.extents)
 
     def started(self, requests: Sequence[FieldRequest], samples: int) -> list[PendingField]:
-        """Starts reading samples of one data set, or those of several into one batch, of so many."""
+        """Starts to read samples of one data set, or of several into one batch."""
         out = self.rows.room(samples) if len(requests) > 1 else None
         parts, places = list[Pending](), np.empty(samples, np.int64)
         for reader, numbers, here in requests:
@@ -63,7 +63,7 @@ class FieldReader:
         return self.pending(parts, places, picking(maps, samples))
 
     def names(self, numbers: Array) -> Array:
-        """The samples as `rows` counts them: without the epoch, where it does not draw places itself."""
+        """Returns the samples as `rows` counts them: without the epoch, unless it draws places itself."""
         if self.rows.boxes is not None:
             return numbers
         return numbers % max(1, self.rows.layout.samples if self.extents is None else len(self.extents))
@@ -91,9 +91,9 @@ class FieldReader:
 def picking(
     maps: Sequence[tuple[SampleMap | None, Array, np.ndarray[Any, Any] | None]], samples: int
 ) -> Callable[[Any], Any] | None:
-    """Returns a function that leaves the picked rows of each sample; None if no rows are picked.
+    """Returns a function that keeps the picked rows of each sample; None if no rows are picked.
 
-    A batch has samples of several data sets: of each the map, their numbers, and their places in the batch.
+    For each data set of the batch it gets the map, the samples' numbers, and their places in the batch.
     """
     found: np.ndarray[Any, Any] | None = None
     for own, numbers, here in maps:

@@ -1,4 +1,4 @@
-"""Rules by which a service finds what a job holds of a field."""
+"""Rules that tell a service which samples a job holds of a field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WINDOW_ROWS = 1 << 20
 
 
 def rule_of(read: Read, part: int, groups: Any) -> tuple[list[Any], str]:
-    """The rule for one of the layouts that a buffer holds of a dataset, and the name that it is applied to."""
+    """Returns the rule for one of the layouts that a buffer holds of a dataset, and the name that it applies to."""
     own: Any = read.extents
     if groups is not None:
         return ["groups", *groups, read.fields[0]], read.layout.name
@@ -37,7 +37,7 @@ def rule_of(read: Read, part: int, groups: Any) -> tuple[list[Any], str]:
 
 
 def layout_of(files: Any, facts: dict[str, Any]) -> Layout:
-    """Returns the layout that a job holds: rows, or blocks out of which samples are cut."""
+    """Returns the layout that a job holds: rows, or blocks that samples are cut from."""
     how, name = facts["held"], facts["name"]
     if how == ["rows"]:
         rows: Layout = inspect(files, name, samples="files" if facts["per_file"] else "rows")
@@ -65,7 +65,7 @@ def layout_of(files: Any, facts: dict[str, Any]) -> Layout:
 
 
 def layout_of_groups(files: Any, how: list[Any]) -> Layout:
-    """Returns the layout held of a dataset of many groups: a row of each, or blocks of rows."""
+    """Returns the layout held of a dataset in many groups: one row per group, or blocks of rows."""
     if [type(one) for one in how] != [str, str, list, list, int] or not 0 <= how[4] < len(how[2]) == len(how[3]):
         raise Fault("groups that are told as none are")
     if len(how[2]) > MOST_PIECES or not all(isinstance(name, str) for name in how[2]):

@@ -20,7 +20,7 @@ from solar.values import Layout
 
 
 def in_groups(path: Paths, fields: Sequence[Any]) -> bool:
-    """Returns whether samples are rows of many groups: whether a field has a name with stars."""
+    """Returns whether samples are rows of many groups: whether a field's name has stars."""
     starred = any(isinstance(field_name(field), str) and "*" in field_name(field) for field in fields)
     return starred and any(is_pattern(files_of(path)[0], field_name(field)) for field in fields)
 
@@ -28,9 +28,9 @@ def in_groups(path: Paths, fields: Sequence[Any]) -> bool:
 def maps_in_groups(
     path: Paths, fields: Sequence[Any], samples: Any, cache: Folder
 ) -> tuple[list[Layout], list[SampleMap | None]]:
-    """Returns the Layouts of these fields, and where the samples of each lie.
+    """Returns the Layouts of these fields, and their sample maps.
 
-    Samples are the rows of one group after another, or windows, none of which leaves its group.
+    Samples are the rows of one group after another, or windows that never leave their group.
     """
     files = files_of(path)
     check_group_fields(files[0], fields, samples)
@@ -49,7 +49,7 @@ def maps_in_groups(
 
 
 def check_group_fields(file: str, fields: Sequence[Any], samples: Any) -> None:
-    """Raises LayoutError for what rows of groups cannot be."""
+    """Raises LayoutError for options that rows of groups cannot have."""
     for field in fields:
         name = field_name(field)
         why = ""
@@ -83,7 +83,7 @@ def _check_rows(first: str, one: GroupRows, name: str, other: GroupRows) -> None
 
 
 def unequal_rows(field: Any, found: GroupRows, windows: bool) -> RaggedRows | None:
-    """Returns where the rows lie that differ in shape from group to group; None where each is one of the Layout."""
+    """Returns where rows lie that differ in shape from group to group; None if they do not."""
     where = f"{found.layout.paths[0]}: {found.layout.title}"
     if found.heights is None:
         if isinstance(field, Ragged):

@@ -1,4 +1,4 @@
-"""The registry of the kinds of samples: what reads each, and how a buffer holds it."""
+"""The registry of the kinds of samples: how each is read, and how a buffer holds it."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ SAMPLE_KINDS = {
 
 
 def kind_of(own: SampleMap | None) -> Kind:
-    """The kind of a sample map; None: each sample is a row."""
+    """Returns the kind of a sample map; None: each sample is a row."""
     return SAMPLE_KINDS["rows" if own is None else own.kind]
 
 
 def reader_of(
     read: Read, fields: Sequence[Field | None], page_cache: bool | None = None, tier: Tier | None = None
 ) -> Reader:
-    """What reads a dataset of an H5Dataset."""
+    """Returns the reader of a dataset of an H5Dataset."""
     return kind_of(read.extents).reader(read, fields, page_cache, tier)
 
 
 def layouts_of(read: Read) -> tuple[Layout, ...]:
-    """The layouts of what is read for a field."""
+    """Returns the layouts of what is read for a field."""
     return kind_of(read.extents).layouts(read.layout, read.extents)
 
 
 def held_as(layout: Layout, own: SampleMap | None) -> Held:
-    """The layouts that a buffer holds for a field, each with the map by which samples are made of it."""
+    """Returns the layouts that a buffer holds for a field, each with its map."""
     return kind_of(own).held(layout, own)

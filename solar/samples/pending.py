@@ -41,7 +41,7 @@ class PendingField:
             self.nbytes += part.nbytes
 
     def wait(self, end: float | None) -> Any:
-        """Waits for the values, as stored. TimeoutError at `end`, a time of the monotonic clock."""
+        """Waits for the values, as stored. Raises TimeoutError at `end`, a time of the monotonic clock."""
         for part in (self if self._beside is None else self._beside).parts:
             values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
         return self.own(values)
@@ -52,7 +52,7 @@ class PendingField:
 
 
 class PendingBatch:
-    """A batch that is being read: arrays, which get the structure of `structure`."""
+    """A batch that is being read: arrays in the structure of the fields."""
 
     weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
 
@@ -74,18 +74,18 @@ class PendingBatch:
         return counts
 
     def wait(self, seconds: float | None = None) -> Any:
-        """Waits for the batch. TimeoutError after `seconds` names what is missing; one may wait again."""
+        """Waits for the batch. A TimeoutError after `seconds` names what is missing; one may wait again."""
         return self.converted(self.arrived(seconds))
 
     def arrived(self, seconds: float | None = None) -> list[Array]:
-        """Waits for the values of the fields as they are stored."""
+        """Waits for the values of the fields, as stored."""
         end = None if seconds is None else time.monotonic() + seconds
         return [field.wait(end) for field in self.fields]
 
     def converted(self, arrived: list[Array], form: Callable[[Any], Any] | None = None) -> Any:
-        """Converts what `arrived` gave as the fields ask, and puts it into their structure.
+        """Converts what `arrived` returned as the fields say, and puts it into their structure.
 
-        `form` makes what the user gets of the values of a field; None: `for_user`.
+        `form` makes what the user gets from the values of a field; None: `for_user`.
         """
         if self.converts:
             arrived = [
@@ -117,7 +117,7 @@ def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
 
 
 def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
-    """The structure with each leaf replaced by `act` of it. Leaves are all but dicts, tuples and lists."""
+    """Returns the structure with each leaf replaced by `act` of it. Leaves are all but dicts, tuples and lists."""
     if isinstance(structure, Mapping):
         return {key: mapped(part, act) for key, part in structure.items()}
     if isinstance(structure, (tuple, list)):
@@ -126,14 +126,14 @@ def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
 
 
 def leaves(structure: Any) -> list[Any]:
-    """The leaves of a structure, in order."""
+    """Returns the leaves of a structure, in order."""
     found: list[Any] = []
     mapped(structure, found.append)
     return found
 
 
 def arranged(structure: Any, parts: Iterator[Any]) -> Any:
-    """A structure that `mapped` made, with its leaves replaced, in order, by these parts."""
+    """Returns a structure made by `mapped`, with its leaves replaced in order by these parts."""
     if isinstance(structure, dict):
         return {key: arranged(part, parts) for key, part in structure.items()}
     if isinstance(structure, tuple):
@@ -142,9 +142,9 @@ def arranged(structure: Any, parts: Iterator[Any]) -> Any:
 
 
 def samples_of(arrays: Any) -> list[Any]:
-    """The samples of a batch, one by one, as H5Dataset[i] gives them.
+    """Returns the samples of a batch, one by one, as H5Dataset[i] gives them.
 
-    A batch as read is an array with samples along axis 0, or a list, or tuples and dicts of them as the fields are.
+    A batch as read is an array with samples along axis 0, or a list, or tuples and dicts of these.
     """
     if isinstance(arrays, dict):
         parts = [samples_of(part) for part in arrays.values()]

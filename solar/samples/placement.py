@@ -1,4 +1,4 @@
-"""Where the samples of a dataset lie beside each other, and which share a chunk; the sizes of blocks of them."""
+"""Where the samples of a dataset lie, which of them share a chunk, and the sizes of blocks of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 class Placement(NamedTuple):
-    """How samples lie, seen from the first to the last in the file."""
+    """How samples lie, from the first to the last in the file."""
 
     members: NDArray[np.signedinteger[Any]] | None  # the sample at each place; None: they are numbered so
     edges: int | Numbers  # where a chunk begins among them: at each multiple of a number, or at these places
@@ -30,9 +30,9 @@ class Placement(NamedTuple):
 
 
 def placement(source: SampleSource, samples: int) -> Placement:
-    """How the samples of a dataset lie, of which `source` is what is beneath it.
+    """Returns how the samples of a dataset lie. `source` is what a Subset or the like leads to.
 
-    Chunks are those of the dataset that has most bytes. Samples that are read one by one have no chunk in common.
+    Chunks are those of the dataset with most bytes. Samples that are read one by one share no chunk.
     """
     nbytes = float(sum(layout.nbytes for layout in source.layouts()))
     reads = [max(one.reads, key=_read_nbytes) for one in source.datasets]
@@ -59,7 +59,7 @@ def _read_nbytes(read: Read) -> int:
 
 
 def even_edges(edges: int | Numbers, samples: int) -> int | Numbers:
-    """The edges as one number where they lie evenly: each holds as many samples, and the last one no more.
+    """Returns the edges as one number where they lie evenly: each holds as many samples, and the last one no more.
 
     >>> even_edges(np.array([0, 4, 8]), 11), even_edges(np.array([0, 1, 2]), 3)
     (4, 1)
@@ -73,7 +73,7 @@ def even_edges(edges: int | Numbers, samples: int) -> int | Numbers:
 
 
 def rows_of_chunk(layout: Layout) -> Numbers:
-    """The rows of a chunk of each part; 1 where each row is read by itself."""
+    """Returns the rows of a chunk of each part; 1 if each row is read by itself."""
     forms = [
         1 if form.chunk[:1] in ((), (0,)) or (not form.filters and form.chunk[1:] == layout.sample_shape)
         else form.chunk[0]
@@ -83,7 +83,7 @@ def rows_of_chunk(layout: Layout) -> Numbers:
 
 
 def row_edges(layout: Layout) -> int | Numbers:
-    """The first row of each chunk of all parts; one number where all chunks have as many."""
+    """Returns the first row of each chunk of all parts; a single number if all chunks have equally many."""
     rows = rows_of_chunk(layout)
     if not len(rows) or np.all(rows == 1):
         return 1
@@ -98,7 +98,7 @@ def row_edges(layout: Layout) -> int | Numbers:
 
 
 def _chunks_and_rows(layout: Layout, own: SampleMap | None, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The number of the chunk in which each of these samples begins, and its place among those that begin there."""
+    """Returns the chunk in which each sample begins, and its place among those that begin there."""
     if own is not None and own.noun == "boxes":
         return _chunks_of_boxes(layout, own, numbers)
     if own is not None and own.lengths is not None:
@@ -111,7 +111,7 @@ def _chunks_and_rows(layout: Layout, own: SampleMap | None, numbers: Numbers) ->
 
 
 def _chunks_of_boxes(layout: Layout, own: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The chunk in which the first corner of each box lies, counted as chunks lie in the dataset."""
+    """Returns the chunk of the first corner of each box, counted in the order of the dataset."""
     corners = own.of(numbers).corners
     part, corner = corners[:, 0], corners[:, 1:]
     chunks = np.array([form.chunk if any(form.chunk) else (1,) * corner.shape[1] for form in layout.forms], np.int64)
@@ -125,7 +125,7 @@ def _chunks_of_boxes(layout: Layout, own: Any, numbers: Numbers) -> tuple[Number
 
 
 def block_and_window(block: Any, window: Any, lies: Placement, samples: int) -> tuple[int, int]:
-    """The samples of a block, which has whole chunks where these are alike, and of a window. ValueError for others."""
+    """Returns the samples of a block, in whole chunks if possible, and of a window. May raise ValueError."""
     chunk = lies.edges if isinstance(lies.edges, int) else 1
     of_block, of_window = (amount(given, name, lies, samples) for given, name in ((block, "block"), (window, "window")))
     of_block = min(-(-of_block // chunk) * chunk, samples)
@@ -139,7 +139,7 @@ def block_and_window(block: Any, window: Any, lies: Placement, samples: int) -> 
 
 
 def amount(value: Any, name: str, lies: Placement, samples: int) -> int:
-    """A number of samples that may be given in bytes, or as a share of all; at most as many as there are."""
+    """Returns a number of samples, which may be given in bytes or as a share of all; at most all of them."""
     wanted = f'{name}={value!r}: give a number of samples, bytes such as "1MiB", or a share of the data such as 0.01'
     if isinstance(value, str):
         if value.strip() == "auto":

@@ -1,8 +1,8 @@
 """SampleMap and HeldMap: what the reader, the planner, the buffer and the service ask about samples.
 
-A `SampleMap` says which part of a dataset each sample of a field is. Where there is none (None), each sample is a row.
-A `HeldMap` says how the samples are made of what a buffer holds. Each kind of sample is a module of this folder with
-classes that have these methods, and a line in `SAMPLE_KINDS` (kinds.py); no other folder asks which kind it has.
+A `SampleMap` says which part of a dataset each sample of a field is; None: each sample is a row. A `HeldMap` says how
+samples are made from what a buffer holds. Each kind of sample is a module of this folder, with classes that have these
+methods, and a line in `SAMPLE_KINDS` (kinds.py). No other folder asks which kind it has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 class LocatedRows(NamedTuple):
-    """Where samples lie: the number of each one's file, its first row in the file's dataset, and its part."""
+    """Where samples lie: each one's file by number, its first row in the file's dataset, and its part."""
 
     files: Numbers
     rows: Numbers
@@ -40,46 +40,46 @@ class SampleMap(Protocol):
 
     @property
     def digest(self) -> str:
-        """A name for exactly these samples."""
+        """Identifies exactly these samples."""
 
     @property
     def drawn(self) -> bool:
         """Whether each epoch has samples of its own. The number of sample i of epoch e is then e * samples + i."""
 
     def shape_in(self, layout: Layout) -> tuple[int, ...]:
-        """The shape of a sample of this dataset."""
+        """Returns the shape of a sample of this dataset."""
 
     def nbytes_in(self, layout: Layout) -> int:
-        """The bytes of a sample, on average."""
+        """Returns the average bytes of a sample."""
 
     def first_rows(self, numbers: Numbers) -> Numbers:
-        """The row at which each sample begins, in `by_sample`."""
+        """Returns the row at which each sample begins, in `by_sample`."""
 
     def by_sample(self, layout: Layout) -> Layout:
-        """The layout whose rows `first_rows` counts."""
+        """Returns the layout whose rows `first_rows` counts."""
 
     @property
     def lengths(self) -> Numbers | None:
-        """The rows of each sample, where they differ."""
+        """The rows of each sample, if they differ."""
 
     @property
     def windows(self) -> RowWindows | None:
-        """The rows of samples that are windows of a dataset; such fields of one dataset are read together."""
+        """The rows of samples that are windows of a dataset. Such fields of one dataset are read together."""
 
     @property
     def picks(self) -> RandomRows | None:
-        """What picks the rows of samples out of those that are read; None where all of them belong to samples."""
+        """What picks the samples' rows from those that are read; None if all of them belong to samples."""
 
     @property
     def not_in_blocks(self) -> str:
-        """Why no buffer can hold the dataset in blocks, where it would have to; else empty."""
+        """Why no buffer can hold the dataset in blocks although it would have to; else empty."""
 
     def facts(self, layout: Layout) -> tuple[Any, ...]:
-        """What must be equal for samples of two datasets to be in one batch."""
+        """Returns what must be equal for samples of two datasets to be in one batch."""
 
 
 class HeldMap(Protocol):
-    """How samples are made of what a buffer holds of a dataset: rows, or blocks out of which they are cut."""
+    """How samples are made from what a buffer holds of a dataset: rows, or blocks from which they are cut."""
 
     in_blocks: ClassVar[bool]  # samples are cut out of what is held, and may have that in common
     in_places: ClassVar[bool]  # a batch has a place for each block that it uses, not for each sample
@@ -88,56 +88,56 @@ class HeldMap(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many rows or blocks a sample uses, about."""
+        """Returns about how many rows or blocks a sample uses."""
 
     @property
     def tables_nbytes(self) -> int:
-        """The bytes of the tables that a process keeps for it; 0 where they are small."""
+        """Returns the bytes of the tables that a process keeps for it; 0 if they are small."""
 
     @property
     def windows(self) -> RowWindows | None:
-        """The rows of samples that are windows: the run itself works out which these are."""
+        """The rows of samples that are windows: the run works out which these are."""
 
     def bytes_of(self, unit: int) -> int:
-        """The bytes that a sample takes in a batch, where a row or a block has so many."""
+        """Returns the bytes of a sample in a batch, if a row or a block has this many."""
 
     def average_bytes(self, unit: int) -> int:
-        """The bytes of a sample, on average."""
+        """Returns the average bytes of a sample."""
 
     def wanted_bytes(self, layout: Layout, batch: int) -> int:
-        """The bytes that batches of an epoch use, each of its own."""
+        """Returns the bytes that the batches of an epoch use, each counted for itself."""
 
     def rows_used(
         self, samples: NDArray[np.integer], starts: Numbers, epoch: int
     ) -> tuple[NDArray[np.int32] | Listing, Numbers]:
-        """The rows or blocks that each step uses, and where each step begins among them."""
+        """Returns the rows or blocks that each step uses, and where each step begins among them."""
 
     def corners_of(self, samples: NDArray[np.integer], epoch: int) -> Numbers | None:
-        """Where samples are cut out of blocks as boxes; None where they are not boxes."""
+        """Returns where samples are cut from blocks as boxes; None if they are not boxes."""
 
 
 def first_rows(own: SampleMap | None, numbers: Numbers, samples: int) -> Numbers:
-    """The row at which each sample begins. `samples` are those of an epoch."""
+    """Returns the row at which each sample begins. `samples` are those of an epoch."""
     return numbers % max(1, samples) if own is None else own.first_rows(numbers)
 
 
 def shape_in(own: SampleMap | None, layout: Layout) -> tuple[int, ...]:
-    """The shape of a sample."""
+    """Returns the shape of a sample."""
     return layout.sample_shape if own is None else own.shape_in(layout)
 
 
 def nbytes_in(own: SampleMap | None, layout: Layout) -> int:
-    """The bytes of a sample, on average."""
+    """Returns the average bytes of a sample."""
     return layout.sample_nbytes if own is None else own.nbytes_in(layout)
 
 
 def by_sample(own: SampleMap | None, layout: Layout) -> Layout:
-    """The layout in which each sample begins at a row of its own."""
+    """Returns the layout in which each sample begins at a row of its own."""
     return layout if own is None else own.by_sample(layout)
 
 
 def locate(own: SampleMap | None, layout: Layout, rows: Numbers) -> LocatedRows:
-    """The file, the row and the part in which each sample begins."""
+    """Returns the file, the row and the part in which each sample begins."""
     if own is None:
         return locate_rows(layout, rows)
     if own.lengths is None:
@@ -148,7 +148,7 @@ def locate(own: SampleMap | None, layout: Layout, rows: Numbers) -> LocatedRows:
 
 
 def locate_rows(layout: Layout, rows: Numbers) -> LocatedRows:
-    """The file, the row there, and the part of each of these rows of a layout."""
+    """Returns the file, the row in it, and the part of each of these rows of a layout."""
     files = np.searchsorted(layout.first_of_files, rows, side="right") - 1
     parts = np.searchsorted(layout.part_first, rows, side="right") - 1
     begins = layout.first_of_files[files] if layout.groups is None else layout.part_first[parts]

@@ -31,14 +31,14 @@ UNWRITTEN = 16  # samples for each byte of a file, of which nearly all were neve
 
 
 def is_native(layout: Layout) -> bool:
-    """Whether arrays of numbers of this dataset are found and read natively; else h5py reads them."""
+    """Returns whether native code finds and reads the arrays of numbers of this dataset; else h5py does."""
     filters = [[(one.id, one.flags, list(one.values)) for one in form.filters] for form in layout.forms]
     known = not any(_native.unsupported(one, 1) for one in filters)
     return known and layout.reader == "h5py" and layout.reason.startswith(VARIABLE)
 
 
 def as_rows(layout: Layout, held: np.dtype[Any]) -> Layout:
-    """The values of all samples as rows, one after another; each sample is a part. LayoutError for damage."""
+    """Returns the values of all samples as rows; each sample is a part. Raises LayoutError for damage."""
     if layout.samples > UNWRITTEN * int(layout.file_nbytes.sum()):
         raise LayoutError(
             f"{layout.paths[0]}: {layout.title} says that it has {layout.samples:,} samples, far more than its file "
@@ -61,7 +61,7 @@ def as_rows(layout: Layout, held: np.dtype[Any]) -> Layout:
 
 
 def _width(layout: Layout) -> int:
-    """The bytes that a dataset holds for each sample."""
+    """Returns the bytes that a dataset holds for each sample."""
     found = {
         _native.read_metadata(path, layout.name_in(at))["datasets"][0]["itemsize"]
         for at, path in enumerate(layout.paths)
@@ -106,7 +106,7 @@ Places = NDArray[np.int64]
 
 
 class BatchForm(NamedTuple):
-    """How a batch of samples of unequal length comes."""
+    """The form of a batch of samples of unequal length."""
 
     batch: Literal["jagged", "flat", "padded"] = "jagged"
     length: int | None = None  # of each padded sample; None: of the longest in the batch
@@ -165,7 +165,7 @@ class Ragged:
 
     @property
     def form(self) -> BatchForm:
-        """How a batch of it comes."""
+        """The form of its batches."""
         return BatchForm(self.batch, self.length)
 
 
@@ -197,15 +197,15 @@ class CSR:
 
     @property
     def form(self) -> BatchForm:
-        """That of its values, where they are not a matrix."""
+        """The form of batches of its values, where they do not form a matrix."""
         return BatchForm("flat")
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedRows:
-    """What a ragged field, or a matrix, is read from: sample i is `length[i]` rows from `begin[i]` on, of each Layout.
+    """Where the samples of a ragged field, or of a matrix, are read: sample i is `length[i]` rows from `begin[i]` on.
 
-    Of HDF5's variable-length type a sample is one row, and where its values lie is not known before it is read.
+    With HDF5's variable-length type a sample is one row, and where its values lie is unknown before it is read.
     """
 
     given: Ragged | CSR
@@ -232,7 +232,7 @@ class RaggedRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values, in the machine's byte order."""
+        """The dtype of the values, in the machine's byte order."""
         own = self.layouts[0].dtype
         held = element_dtype(own)
         return (own if held is None else held).newbyteorder("=")
@@ -273,7 +273,7 @@ class RaggedRows:
 
     @cached_property
     def _by_sample(self) -> Layout:
-        """The Layout as if each sample were a row: in which file it is."""
+        """The Layout as if each sample were a row, which tells the file of each."""
         own = self.layouts[0]
         files = np.arange(len(own.dataset_first))
         in_files = self.first[np.searchsorted(own.part_file, files)]  # where samples lie in groups
@@ -281,19 +281,19 @@ class RaggedRows:
 
     @cached_property
     def blocks(self) -> tuple[RowBlocks, ...]:
-        """How each Layout is held in a buffer."""
+        """How a buffer holds each Layout."""
         return tuple(blocks_of(layout, self.begin, self.length) for layout in self.layouts)
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these samples."""
+        """Identifies exactly these samples."""
         sha = hashlib.sha256(repr((self.given, self.width)).encode())
         for column in (self.begin, self.length):
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()
 
     def where(self, sample: int) -> str:
-        """The file that a sample is in, and its number there, for messages."""
+        """Returns the file of a sample, and its number there, for messages."""
         own = self.layouts[0]
         part = int(np.searchsorted(self.first, sample, side="right")) - 1
         if not own.spread:
@@ -308,7 +308,7 @@ class RaggedRows:
 def columns_of(
     path: Paths, ragged: Ragged | CSR, cache: Folder = "auto", *, collective_open: bool = False
 ) -> RaggedRows:
-    """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
+    """Returns where the samples of such a field lie. Raises LayoutError if the dataset that says so makes no sense."""
     return (
         _of_matrix(path, ragged, cache, collective_open)
         if isinstance(ragged, CSR)
@@ -317,7 +317,7 @@ def columns_of(
 
 
 def columns_of_groups(ragged: Ragged, field: GroupField, groups: GroupNames) -> RaggedRows:
-    """Samples that are the rows of one dataset of many groups. LayoutError where they are no numbers."""
+    """Returns samples that are the rows of one dataset of many groups. Raises LayoutError if they are no numbers."""
     assert field.lengths is not None, "they differ in length"
     check_telling(field.layout, f"{field.layout.paths[0]}: {field.layout.title}")
     begins, every = field.layout.part_first[:-1], np.arange(len(groups) + 1)
@@ -325,7 +325,7 @@ def columns_of_groups(ragged: Ragged, field: GroupField, groups: GroupNames) -> 
 
 
 def _lies_there(layout: Layout) -> Layout:
-    """Itself; LayoutError where its rows lie in other files than those that were given."""
+    """Returns the layout. Raises LayoutError if its rows are in other files than the given ones."""
     if layout.spread:
         raise LayoutError(
             f"{layout.files[0]}: {layout.title} is a virtual dataset, or lies in raw files, and samples of unequal "
@@ -348,7 +348,7 @@ def rows_of_ragged(path: Paths, ragged: Any, cache: Folder, collective_open: boo
 
 
 def element_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """What arrays of variable length are of; None of any other type."""
+    """Returns the dtype of the elements of a variable-length type; None for any other type."""
     metadata: Any = dtype.metadata
     held = metadata.get("vlen") if metadata else None
     return held if isinstance(held, np.dtype) else None
@@ -374,7 +374,7 @@ def varying_rows(layout: Layout, ragged: Ragged, where: str) -> RaggedRows:
 
 
 def varying_numbers(layout: Layout) -> bool:
-    """Whether it is a row of arrays of numbers, of HDF5's variable-length type."""
+    """Returns whether a row is an array of numbers of HDF5's variable-length type."""
     held = element_dtype(layout.dtype)
     return held is not None and held.kind in "biufc" and len(layout.shape) == 1
 
@@ -388,7 +388,7 @@ def check_telling(layout: Layout, where: str, kinds: str = "biufc") -> None:
 
 
 def _spans(layout: Layout, telling: Layout, word: str) -> tuple[Places, Places, Places]:
-    """Where each sample begins and how many rows it has; and the first sample of each file."""
+    """Returns where each sample begins and how many rows it has, and the first sample of each file."""
     values = values_of(telling, text=word == "ids")
     ends, counts = [], [0]
     for number, (begin, end) in enumerate(pairwise(layout.part_first.tolist())):
@@ -452,7 +452,7 @@ def _of_matrix(path: Paths, csr: CSR, cache: Folder, collective_open: bool) -> R
 
 
 def matrix_shape(file: str, name: str) -> tuple[int, int]:
-    """The shape of a CSR matrix by its attributes: those of today, or of AnnData before 0.7."""
+    """Returns the shape of a CSR matrix from its attributes, of today's AnnData or of those before 0.7."""
     wanted = ("encoding-type", "shape", "h5sparse_format", "h5sparse_shape")
     where = f"{file}: {name}"
     found = _native.read_attributes(file, f"{name}/", list(wanted))

@@ -1,4 +1,4 @@
-"""Batches of samples of unequal length, as they are read, as numpy has them and as torch has them."""
+"""Batches of samples of unequal length: as they are read, for numpy and for torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Array = np.ndarray[Any, Any]
 
 
 class RaggedArray(Array):
-    """One sample of a ragged field: an array that knows how a batch of its like comes.
+    """One sample of a ragged field: an array that knows the form of its batches.
 
-    What numpy makes of it knows that, too; numpy.asarray of it is an array like any other.
+    Arrays that numpy makes from it know that, too; numpy.asarray of it is an ordinary array.
     """
 
     form: BatchForm = BatchForm()
@@ -38,7 +38,7 @@ class RaggedArray(Array):
 
 
 def marked(values: Array, form: BatchForm) -> RaggedArray:
-    """The same values as a sample of a ragged field."""
+    """Returns the values as a sample of a ragged field."""
     sample = values.view(RaggedArray)
     sample.form = form
     return sample
@@ -46,7 +46,7 @@ def marked(values: Array, form: BatchForm) -> RaggedArray:
 
 @dataclass(frozen=True, eq=False)
 class RaggedBatch:
-    """Samples one after another: sample i is values[offsets[i] : offsets[i + 1]]. It is indexed like a list of them."""
+    """Samples one after another: sample i is values[offsets[i] : offsets[i + 1]]. It can be indexed like a list."""
 
     values: Array
     offsets: Array
@@ -63,13 +63,13 @@ class RaggedBatch:
         return map(self.__getitem__, range(len(self)))
 
     def arrays(self) -> tuple[Array, Array]:
-        """The batch as numpy has it: padded samples and a mask of them, or else values and offsets."""
+        """Returns the batch as numpy has it: padded samples and a mask of them, or else values and offsets."""
         if self.form.batch == "padded":
             return _pad(self.values, np.diff(self.offsets), self.form.length)
         return self.values, self.offsets
 
     def tensors(self) -> Any:
-        """The batch as torch has it."""
+        """Returns the batch as torch has it."""
         import torch  # only where there are tensors
 
         values, offsets = map(torch.from_numpy, self.arrays())
@@ -80,21 +80,21 @@ class RaggedBatch:
 
 @dataclass(frozen=True, eq=False)
 class SparseRow:
-    """A row of a sparse matrix, of `length` columns: these values in these columns, and else zeros."""
+    """A row of a sparse matrix with `length` columns: these values in these columns, zeros elsewhere."""
 
     values: Array
     columns: Array
     length: int
 
     def dense(self) -> Array:
-        """The row with its zeros. Values of one column, where it is there more than once, are added up."""
+        """Returns the row with its zeros. Values of a column that occurs more than once are added."""
         rows = dense_rows(self.values, self.columns, np.array([0, len(self.values)]), self.length)
         return rows.reshape(self.length)
 
 
 @dataclass(frozen=True, eq=False)
 class SparseBatch:
-    """Rows of a sparse matrix one after another. It is indexed like a list of them."""
+    """Rows of a sparse matrix one after another. It can be indexed like a list."""
 
     values: Array
     columns: Array
@@ -112,11 +112,11 @@ class SparseBatch:
         return map(self.__getitem__, range(len(self)))
 
     def arrays(self) -> tuple[Array, Array, Array]:
-        """The batch as numpy has it, and scipy.sparse.csr_array takes it: values, columns and offsets."""
+        """Returns values, columns and offsets, which scipy.sparse.csr_array takes."""
         return self.values, self.columns, self.offsets
 
     def tensors(self) -> torch.Tensor:
-        """The batch as torch has it, with the columns' own type where torch's matrices may have it."""
+        """Returns the batch for torch, with the columns' own type if torch's matrices may have it."""
         import torch  # only where there are tensors
 
         _warn_once_of_beta()
@@ -127,7 +127,7 @@ class SparseBatch:
 
 
 def dense_rows(values: Array, columns: Array, offsets: Array, length: int) -> Array:
-    """Rows of a sparse matrix with their zeros."""
+    """Returns rows of a sparse matrix with their zeros."""
     rows = np.zeros((len(offsets) - 1, length), values.dtype)
     begins = np.repeat(np.arange(len(rows), dtype=np.int64) * length, np.diff(offsets))
     np.add.at(rows.reshape(-1), begins + columns.astype(np.int64, copy=False), values)
@@ -135,9 +135,9 @@ def dense_rows(values: Array, columns: Array, offsets: Array, length: int) -> Ar
 
 
 def _pad(values: Array, lengths: Array, length: int | None) -> tuple[Array, Array]:
-    """Returns the samples with zeros behind shorter ones, and a mask of where there are values.
+    """Returns the samples padded with zeros, and a mask that is True where there are values.
 
-    numpy does it for every type: torch cannot assign through a mask where integers are unsigned.
+    numpy does it for every type: torch cannot assign through a mask if integers are unsigned.
     """
     longest = int(lengths.max(initial=0))
     if length is not None and longest > length:
@@ -150,7 +150,7 @@ def _pad(values: Array, lengths: Array, length: int | None) -> tuple[Array, Arra
 
 @cache
 def _warn_once_of_beta() -> None:
-    """torch says once that sparse matrices are new in it; whoever asks for one by CSR knows."""
+    """Triggers torch's warning that sparse matrices are new, and hides it: who asks for one by CSR knows."""
     import torch  # only where there are tensors
 
     with warnings.catch_warnings():

@@ -26,7 +26,7 @@ LONG_NBYTES = 512  # of a run of rows, on average, above which a copy of each is
 
 
 class RaggedReader:
-    """What reads the samples of a ragged field, or a matrix, in this process."""
+    """Reads the samples of a ragged field, or of a matrix, in this process."""
 
     plain = False  # what is read is put together here
 
@@ -37,18 +37,18 @@ class RaggedReader:
 
     @property
     def sample_nbytes(self) -> int:
-        """The bytes of a sample, on average."""
+        """The average bytes of a sample."""
         each = sum(rows.sample_nbytes for rows in self.parts)
         return each if self.extents.varying else int(each * (self.extents.length.mean() if len(self.extents) else 0))
 
     @cached_property
     def held(self) -> list[tuple[Layout, Any]]:
-        """What a buffer holds of it: blocks, out of which samples are cut."""
+        """What a buffer holds of it: blocks from which samples are cut."""
         return [(own.layout, own) for own in self.extents.blocks]
 
     @property
     def held_rows(self) -> list[Rows]:
-        """What reads these blocks."""
+        """The readers of these blocks."""
         kept = self._page_cache, self._tier
         return [Rows(own.layout, True, kept[0], tier=kept[1], unit="block") for own in self.extents.blocks]
 
@@ -67,7 +67,7 @@ class RaggedFieldReader:
 
     @cached_property
     def rows(self) -> RaggedReader:
-        """What reads it."""
+        """The reader of the samples."""
         return RaggedReader(self.columns, self.page_cache, self.tier)
 
     def start(self, numbers: Places) -> PendingField:
@@ -79,7 +79,7 @@ class RaggedFieldReader:
         return self
 
     def started(self, requests: Sequence[Any], samples: int) -> list[PendingField]:
-        """The field of samples asked of one data set, or several: of each what reads it, its samples, their places."""
+        """Starts to read samples of one data set, or of several into one batch."""
         readers, wanted, here = zip(*requests, strict=True)
         everywhere = [np.arange(len(one)) if at is None else at for one, at in zip(wanted, here, strict=True)]
         return [start_ragged([reader.rows for reader in readers], wanted, everywhere)]
@@ -204,12 +204,12 @@ def varying_batch(found: NDArray[Any], own: RaggedRows) -> RaggedBatch:
 
 
 def row_blocks_of(read: Any) -> tuple[RowBlocks, ...]:
-    """The blocks of samples of unequal length; none of others."""
+    """Returns the blocks of samples of unequal length; none of others."""
     return read.extents.blocks if isinstance(read.extents, RaggedRows) else ()
 
 
 def most_blocks(datasets: Sequence[Any], batch: int) -> int:
-    """The places that a batch of so many samples has, at most, for the field that needs most."""
+    """Returns the places that a batch of so many samples has, at most, for the field that needs most."""
     most = batch
     for same in zip(*(dataset.reads for dataset in datasets), strict=True):
         for blocks in zip(*map(row_blocks_of, same), strict=True):
@@ -218,7 +218,7 @@ def most_blocks(datasets: Sequence[Any], batch: int) -> int:
 
 
 def unlike(datasets: Sequence[Any]) -> str:
-    """Why one batch cannot have blocks of all these data sets; empty if it can."""
+    """Returns why one batch cannot have blocks of all these data sets; empty if it can."""
     for same in zip(*(dataset.reads for dataset in datasets), strict=True):
         for blocks in zip(*map(row_blocks_of, same), strict=True):
             if len({one.per for one in blocks}) > 1:
@@ -251,7 +251,7 @@ class InBlocks:
         return found
 
     def fields(self, came: Sequence[NDArray[Any]]) -> list[Any]:
-        """The fields of the batch, of what the run gave; in the order of `reads`."""
+        """Returns the fields of the batch, of what the run gave; in the order of `reads`."""
         found, values = [], iter(came)
         for same, cuts in zip(self._reads, self._cuts, strict=True):
             own = same[0].extents

@@ -71,7 +71,7 @@ class RandomRows:
         return self
 
     def picked(self, numbers: Numbers) -> Numbers:
-        """The rows of each of these samples that belong to it."""
+        """Returns the rows of each of these samples that belong to it."""
         found = np.empty((len(numbers), self.rows), np.int64)
         for line, number in zip(found, np.asarray(numbers).tolist(), strict=True):
             line[:] = _native.shuffled(self.seed, self.of, number * self.of, self.rows)
@@ -79,7 +79,7 @@ class RandomRows:
 
 
 def random_rows(layout: Layout, field: Field | None) -> RandomRows | None:
-    """The sample map of a field with rows=; None where it has none. LayoutError where samples have fewer rows."""
+    """Returns the sample map of a field with rows=, or None. LayoutError: a sample has fewer rows."""
     if field is None or field.rows is None:
         return None
     shape = layout.sample_shape

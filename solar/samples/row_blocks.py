@@ -81,7 +81,7 @@ class RowBlocks:
         return listed + int(self.first[-1]) * BLOCK_TABLED + int(self.counts.sum()) * USE_TABLED
 
     def uses(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
-        """The blocks that the samples of each step have part in, each once, in order; and where each step begins."""
+        """Returns the blocks that each step touches, once each and in order, and where each step begins."""
         found, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
         for first, last in _stretches(starts):
             blocks, each = self._used_blocks(
@@ -117,7 +117,7 @@ class RowBlocks:
         return (wanted % every).astype(np.int32), np.diff(ends)
 
     def cut(self, samples: Places) -> Cut:
-        """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
+        """Returns where the rows of these samples lie in the blocks that `uses` says of one step of them."""
         blocks = distinct(self._all(samples)[0])
         begin, length = self.begin[samples], self.length[samples]
         part = self._part(begin)
@@ -143,7 +143,7 @@ class RowBlocks:
         return low[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts), of
 
     def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
-        """The first and the last block of each; of those without rows any."""
+        """Returns the first and the last block of each; of those without rows any."""
         begin = self.begin[samples]
         part = self._part(begin)
         return self._block(begin, part), self._block(begin + np.maximum(self.length[samples], 1) - 1, part)
@@ -158,7 +158,7 @@ class RowBlocks:
         return block
 
     def _blocks(self, rows: Places) -> Places:
-        """How many full ones come before so many rows of a part."""
+        """Returns how many full ones come before so many rows of a part."""
         if not self.chunk:
             return rows // self.per
         return rows // self.chunk * -(-self.chunk // self.per) + rows % self.chunk // self.per
@@ -175,13 +175,13 @@ def _stretches(starts: Places) -> Iterator[tuple[int, int]]:
 
 
 def most_uses(every: Sequence[RowBlocks], samples: int) -> int:
-    """How many blocks a batch of so many of these samples has part in, at most: of those that have part in most."""
+    """Returns the most blocks that a batch of this many samples can touch."""
     counts = np.sort(np.concatenate([one.counts for one in every]))
     return int(counts[max(0, len(counts) - samples) :].sum())
 
 
 def why_not_blocks(layout: Layout) -> str:
-    """Why rows of this Layout cannot be put into blocks; empty if they can."""
+    """Returns why rows of this Layout cannot be put into blocks; empty if they can."""
     where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
@@ -191,7 +191,7 @@ def why_not_blocks(layout: Layout) -> str:
 
 
 def blocks_of(layout: Layout, begin: Places, length: Places) -> RowBlocks:
-    """The blocks of these samples. REQUIRES: nothing that `why_not_blocks` says."""
+    """Returns the blocks of these samples. REQUIRES: nothing that `why_not_blocks` says."""
     return _of_samples(layout, begin, length) if layout.spread else blocks_of_files(layout, begin, length)
 
 
@@ -243,7 +243,7 @@ def blocks_of_files(layout: Layout, begin: Places, length: Places) -> RowBlocks:
 
 
 def _may_be_cut(layout: Layout, rows: int, longest: int) -> bool:
-    """Whether blocks may begin anew with each chunk, the last of them not full: all are alike and are decoded."""
+    """Returns whether blocks may begin anew with each chunk: all chunks are alike, and are decoded."""
     alike = all(form.chunk[0] == rows and form.filters for form in layout.forms)
     return alike and longest <= rows and not layout.chunk_mask.any()
 
@@ -335,7 +335,7 @@ def _of_samples(layout: Layout, begin: Places, length: Places) -> RowBlocks:
 
 
 def list_blocks(rows: Places, per: int, size: int, parts: Places, base: Places) -> tuple[Places, Places]:
-    """The blocks of these parts, which lie there without chunks, one by one; and the part that each is of.
+    """Returns the blocks of these parts, which lie there without chunks, one by one; and the part that each is of.
 
     Before a part that is shorter than a block other bytes of the file are read, and never looked at.
     """
@@ -360,5 +360,5 @@ def _with_chunks(layout: Layout, own: Places, of: Places, alone: NDArray[np.bool
 
 
 def _running(counts: NDArray[Any]) -> Places:
-    """How many there are before each, and at last how many there are."""
+    """Returns how many there are before each, and at last how many there are."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -87,11 +87,11 @@ class RowWindows:
         return () if self.fields == (None,) else (self.slots,)
 
     def of_fields(self, fields: tuple[Steps, ...]) -> RowWindows:
-        """The same places, for fields of these steps."""
+        """Returns the same places, for fields of these steps."""
         return replace(self, fields=fields)
 
     def of(self, samples: NDArray[Any]) -> Runs:
-        """Where each of these samples has its anchor, and the stretch it lies in."""
+        """Returns where each of these samples has its anchor, and the stretch it lies in."""
         samples = np.asarray(samples, np.int64)
         if len(self.anchor) == 1:  # as nearly always
             return Runs(self.anchor[0] + samples * self.every, self.low, self.high)
@@ -99,7 +99,7 @@ class RowWindows:
         return Runs(self.anchor[at] + (samples - self.first[at]) * self.every, self.low[at], self.high[at])
 
     def rows(self, samples: NDArray[Any]) -> Rows:
-        """The rows of each of these samples, one line for each."""
+        """Returns the rows of each of these samples, one line for each."""
         start, low, high = self.of(samples)
         found: Rows = start[:, None] + self._steps
         if self._leaves:
@@ -107,7 +107,7 @@ class RowWindows:
         return found
 
     def joined(self, samples: NDArray[Any]) -> Rows:
-        """The same rows one after another: all samples of the first field, then all of the second."""
+        """Returns the same rows one after another: all samples of the first field, then all of the second."""
         found = self.rows(samples)
         if len(self.fields) == 1:
             return found.reshape(-1)
@@ -115,7 +115,8 @@ class RowWindows:
         return np.concatenate([found[:, begin:end].reshape(-1) for begin, end in pairwise([0, *ends])])
 
     def places(self, positions: NDArray[Any], samples: Any) -> NDArray[Any]:
-        """Where the rows of samples go that have these places among so many samples; -1: nowhere, with all its rows.
+        """Returns where the rows of samples go that have these places among so many samples; -1: nowhere, with all its
+        rows.
 
         Memory has all samples of the first field, then all of the second.
         """
@@ -126,7 +127,7 @@ class RowWindows:
         return spread.reshape(-1)
 
     def parts(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """What each field has of the memory of some samples, which is of (samples, *shape, *a row's shape)."""
+        """Returns what each field has of the memory of some samples, which is of (samples, *shape, *a row's shape)."""
         if len(self.fields) == 1:
             return [values]
         row = values.shape[2:]
@@ -139,7 +140,7 @@ class RowWindows:
         return found
 
     def every_row(self, samples: NDArray[Any]) -> Iterator[Rows]:
-        """The rows of these samples, some at a time."""
+        """Yields the rows of these samples, some at a time."""
         for begin in range(0, len(samples), self._at_once):
             yield self.rows(samples[begin : begin + self._at_once]).reshape(-1)
 
@@ -240,7 +241,8 @@ class Listing:
 def windows(
     begins: NDArray[Any], ends: NDArray[Any], *, every: int, reach: tuple[int, int], pad: bool = False
 ) -> RowWindows:
-    """The places of windows in these stretches of rows, which reach from `reach[0]` to `reach[1]` from their anchors.
+    """Returns the places of windows in these stretches of rows, which reach from `reach[0]` to `reach[1]` from their
+    anchors.
 
     Anchors are rows of a stretch, the first one that is possible and each `every`-th after it. Windows lie within their
     stretch; with `pad` anchors are all its rows.

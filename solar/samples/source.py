@@ -65,18 +65,18 @@ class SampleSource:
         return any(own is not None and own.picks is not None for own in leaves(self.first.extents))
 
     def picking(self, field: int, which: Array | None, numbers: Array) -> Callable[[Any], Any] | None:
-        """What takes the rows that belong to these samples out of those that were read of a field."""
+        """Returns what takes the rows that belong to these samples out of those that were read of a field."""
         every = enumerate(self.datasets)
         here = [(one, None if which is None else np.flatnonzero(which == number)) for number, one in every]
         maps = [(leaves(one.extents)[field], numbers if at is None else numbers[at], at) for one, at in here]
         return picking([one for one in maps if len(one[1])], len(numbers))
 
     def names(self, which: Array, rows: Array) -> Array:
-        """The samples' numbers, which are the same in every subset."""
+        """Returns the samples' numbers, which are the same in every subset."""
         return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
     def rows_of(self, which: Array | None, samples: Array) -> Array:
-        """The row that each sample is, or has its place at, in its H5Dataset."""
+        """Returns the row that each sample is, or has its place at, in its H5Dataset."""
         rows = np.empty(len(samples), np.int64)
         for number, dataset in enumerate(self.datasets):
             here = np.full(len(samples), True) if which is None else which == number
@@ -84,7 +84,7 @@ class SampleSource:
         return rows
 
     def layouts(self) -> list[Layout]:
-        """The Layout of each dataset that is read, of each H5Dataset."""
+        """Returns the Layout of each dataset that is read, of each H5Dataset."""
         return [layout for dataset in self.datasets for read in dataset.reads for layout in layouts_of(read)]
 
     @property
@@ -112,14 +112,14 @@ class SampleSource:
         return {one.id for layout in self.layouts() for form in layout.forms for one in form.filters}
 
     def samples_per_chunk(self) -> int:
-        """How many samples share a chunk that is decompressed, at most."""
+        """Returns how many samples share a chunk that is decompressed, at most."""
         shared = [
             min(form.chunk[0], layout.samples) for layout in self.layouts() for form in layout.forms if form.filters
         ]
         return max([1, *shared])
 
     def replaced(self, *, gone: bool) -> ReadError | None:
-        """The error if a file was replaced since it was inspected; with `gone`, also if it was deleted."""
+        """Returns the error if a file was replaced since it was inspected; with `gone`, also if it was deleted."""
         try:
             check_unchanged((layout for one in self.datasets for layout in leaves(one.layouts)), gone=gone)
         except ReadError as error:
@@ -127,7 +127,7 @@ class SampleSource:
         return None
 
     def staging(self) -> str:
-        """What is to be known of the folders in which bytes stay: a line for each thing, none where all is well."""
+        """Returns warnings about the folders of local copies, one per line; none if all is well."""
         tiers = dict.fromkeys(one.tier for one in self.datasets if one.tier is not None)
         return "\n".join(filter(None, map(tier_warnings, tiers)))
 
@@ -140,7 +140,8 @@ class SampleSource:
 def look_at_files(
     files: SampleSource, source: SampleSource, buffered: Any, seconds: float, *, gone: bool
 ) -> ReadError | None:
-    """What `files.replaced` gives, and all else that is asked of file systems before the first batch of an epoch.
+    """Returns what `files.replaced` gives, and all else that is asked of file systems before the first batch of an
+    epoch.
 
     With a limit it is asked in a thread of its own, for a call of the system does not return from a file system that
     hangs. ReadError after so many seconds.
@@ -166,7 +167,7 @@ def look_at_files(
 
 
 def sample_source(dataset: Any) -> SampleSource | str:
-    """The H5Datasets beneath the dataset, or the reason why only torch's own loader can read it.
+    """Returns the H5Datasets beneath the dataset, or the reason why only torch's own loader can read it.
 
     Only classes that take samples as torch's and ours do are looked into. A subclass with its own __getitem__ is read
     by calling that.
@@ -189,7 +190,7 @@ def sample_source(dataset: Any) -> SampleSource | str:
 
 
 def chosen_indices(indices: Any, numbers: Any) -> Any:
-    """The indices of a Subset at these positions, as it takes them itself."""
+    """Returns the indices of a Subset at these positions, as it takes them itself."""
     if isinstance(numbers, np.ndarray):
         if isinstance(indices, np.ndarray):
             return indices[numbers]

@@ -45,7 +45,7 @@ def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key]
 
 
 def _of_one(transform: Transform, sample: Any, number: int, **rng: np.random.Generator) -> Any:
-    """What the transform makes of a sample. Its error gets a note that says which sample it was."""
+    """Returns what the transform makes of a sample. Its error gets a note that says which sample it was."""
     try:
         return transform(sample, **rng)
     except Exception as error:
@@ -54,7 +54,7 @@ def _of_one(transform: Transform, sample: Any, number: int, **rng: np.random.Gen
 
 
 def takes_rng(transform: Transform) -> bool:
-    """Whether the transform has a parameter named `rng`."""
+    """Returns whether the transform has a parameter named `rng`."""
     try:
         return "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # a built-in without a signature

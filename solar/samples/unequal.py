@@ -26,7 +26,7 @@ def of_rows(
     *,
     collective_open: bool = False,
 ) -> Found:
-    """The Layouts of these fields; and of each that is Ragged or a CSR matrix, where its samples lie."""
+    """Returns the Layouts of these fields; and of each that is Ragged or a CSR matrix, where its samples lie."""
     columns: list[RaggedRows | None] = []
     for field in fields:
         if isinstance(field, Ragged | CSR) and samples == "files":
@@ -48,7 +48,8 @@ def of_rows(
 
 
 def of_groups(path: Paths, fields: Sequence[Any], pattern: str, cache: Folder = "auto") -> Found:
-    """The Layouts of datasets of groups, each of which is a sample; and, where these differ in length, their rows.
+    """Returns the Layouts of datasets of groups, each of which is a sample; and, where these differ in length, their
+    rows.
 
     `pattern`: of the groups' names; empty for all that have the datasets.
     """
@@ -84,5 +85,5 @@ def _check_of_groups(field: Any) -> None:
 
 
 def field_name(field: Any) -> Any:
-    """The dataset that a field is made of."""
+    """Returns the dataset that a field is made of."""
     return getattr(field, "name", field)

@@ -78,7 +78,7 @@ def extents_of(
     *,
     collective_open: bool = False,
 ) -> RowWindows:
-    """The places of such windows, those of all fields. LayoutError where a file has none, or tells nonsense."""
+    """Returns the places of such windows, those of all fields. LayoutError where a file has none, or tells nonsense."""
     first = layouts[0]
     if first.per_file or not first.shape:
         raise LayoutError(
@@ -129,7 +129,7 @@ def stretches_of_parts(
 
 
 def values_of(layout: Layout, *, text: bool) -> NDArray[Any]:
-    """All values of a dataset that tells parts."""
+    """Returns all values of a dataset that tells parts."""
     where = f"{layout.paths[0]}: {layout.title}"
     if len(layout.shape) != 1 or layout.dtype.shape:
         raise LayoutError(f"{where} has shape {layout.shape}; what tells the parts of a file is a row of numbers")

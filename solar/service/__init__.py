@@ -1,1 +1,1 @@
-"""The service: who is there, what all want, and when to plan anew. It reads once what several jobs use."""
+"""The service: reads once what several jobs use, and plans anew when jobs come and go."""

@@ -1,4 +1,4 @@
-"""Cluster: services of several nodes that read a data set as one. SingleNode: one alone."""
+"""Cluster: the services of several nodes that read one data set together. SingleNode: a service by itself."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class SingleNode:
         self._data = data
 
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
-        """Called before anything else: what is notified when others have called, and what ends its shared reader."""
+        """Called before anything else. Gets the condition to notify, and the function that ends its shared reader."""
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
-        """Returns what each node says, in the order of ranks. All call it together. Raises ReadError if one ends.
+        """Exchanges values: returns what each node sent, in the order of ranks. All nodes call it together.
 
-        `or_none`: also where one ends, all of them come back from it, or none does.
+        Raises ReadError if a node ends. `or_none`: even then, either all nodes return from it or none does.
         """
         return [Said(value, arrays)]
 
@@ -75,7 +75,7 @@ class SingleNode:
         return made
 
     def waiting(self, here: bool) -> bool:
-        """Whether jobs of other nodes wait for batches that are planned, where those of this node do so or not."""
+        """Returns whether jobs of other nodes wait for planned batches; `here`: whether those of this node do."""
         return False
 
     def end(self, why: str) -> None:
@@ -96,7 +96,7 @@ class ClusterMessages(Protocol):
 
 
 class Cluster:
-    """One of several services that read a data set as one. All of them do the same things in turn: see `all`."""
+    """One of several services that read one data set. All of them go through the same rounds: see `all`."""
 
     def __init__(self, letters: ClusterMessages, data: SharedData, number: int) -> None:
         self.key, self.number = data.facts, number  # of the data; and how often they had begun with them
@@ -132,7 +132,7 @@ class Cluster:
             self._changed.notify_all()
 
     def over(self, why: str, ranks: Iterable[int]) -> bool:
-        """These other nodes take part no more, so nobody does. Whether all have said so, and nothing more comes."""
+        """Ends the reading because these nodes have left it. Returns whether nothing more can come."""
         self.end(why)  # each says so by itself
         with self._changed:
             self._ended.update(ranks)
@@ -141,9 +141,8 @@ class Cluster:
             return len(self._ended) == self.ranks - 1
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
-        """Messages of a node come in the order in which it told them, and the last one says that it ends.
-
-        So where all had told this before they ended, all of them find that, and where one had not, none does.
+        """Messages of a node arrive in the order in which it sent them, and its last one says that it ends. So if every
+        node had sent its value before it ended, all of them see that; and if one had not, none does.
         """
         with self._changed:
             number, self._round = self._round, self._round + 1
@@ -210,7 +209,7 @@ class Cluster:
         return Exchange(cast(Running, made), self._letters.mail(how["mail"]), STEPS_UNDERWAY, self._letters_of())
 
     def _letters_of(self) -> list[slice]:
-        """The arrays of a step that travel together: all, or those of each field that has samples of its own."""
+        """Returns the arrays of a step that travel together: all, or those of each field that has its own samples."""
         if not self._data.apart:
             return [slice(None)]
         ends = accumulate(map(len, self._data.fields), initial=0)
@@ -223,7 +222,7 @@ class Cluster:
         return any(waits for rank, waits in enumerate(self._waits) if rank != self.rank)
 
     def heard(self, rank: int, waits: bool) -> None:
-        """Whether jobs of another node wait."""
+        """Notes whether jobs of another node wait."""
         self._waits[rank] = waits
 
     def end(self, why: str) -> None:
@@ -249,7 +248,7 @@ def join_fields(made: PassUses, fields: int) -> PassUses:
 
 
 def _steps_of(uses: SampleUses, begin: int, end: int) -> SampleUses:
-    """Returns these of its steps, as far as it has them."""
+    """Returns these steps, as far as they exist."""
     every = len(uses.starts) - 1
     starts = uses.starts[min(begin, every) : min(end, every) + 1]
     here = slice(int(starts[0]), int(starts[-1]))

@@ -53,7 +53,7 @@ class ServiceConnection:
             return service_sockets.ask(self._peer, self.path, message, wanted, descriptors)
 
     def hand(self, message: dict[str, Any], wanted: str, uses: SampleUses) -> tuple[dict[str, Any], list[int]]:
-        """The same, with an order."""
+        """Returns the same, with an order."""
         arrays: list[NDArray[Any]] = [np.ascontiguousarray(uses.rows, np.int32), uses.starts.astype(np.int64)]
         arrays += [] if uses.which is None else [uses.which.astype(np.uint8)]
         descriptor = frames.hand(None, arrays)
@@ -63,7 +63,7 @@ class ServiceConnection:
             os.close(descriptor)
 
     def stands(self) -> bool:
-        """Whether the service is there. It says nothing unasked: what comes is its end."""
+        """Returns whether the service is there. It never sends unasked, so anything that arrives is its end."""
         with self._lock:
             try:
                 self._peer.setblocking(False)

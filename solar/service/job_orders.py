@@ -30,7 +30,7 @@ def room_for_orders(memory: int) -> int:
 
 
 def check_room(memory: int, taken: int, more: int) -> None:
-    """Raises Refused if so much more has no room beside what jobs have told already."""
+    """Raises Refused if this many more bytes have no room beside what jobs have sent already."""
     if taken + more > (room := room_for_orders(memory)):
         raise Refused(
             f"what jobs tell of their samples and orders takes {size(taken)}, this would take {size(more)} more, and "
@@ -40,9 +40,9 @@ def check_room(memory: int, taken: int, more: int) -> None:
 
 
 def check_length(nbytes: int, data: SharedData) -> None:
-    """Raises Refused if an order of so many bytes has each sample more often than any pass of a training has it.
+    """Raises Refused if an order is longer than any pass of a training.
 
-    Of blocks, out of which samples are cut, a pass may use each any number of times.
+    Blocks, out of which samples are cut, may be used any number of times.
     """
     if any(one["held"] != ["rows"] for one in data.description[0]):
         return
@@ -55,24 +55,24 @@ def check_length(nbytes: int, data: SharedData) -> None:
 
 
 def order_nbytes(file_nbytes: int, several: bool) -> int:
-    """Returns what an order takes that was handed over in so many bytes: its memory, and the copies made of it."""
+    """Returns the memory of an order that was sent in this many bytes, with the copies that are made of it."""
     return file_nbytes * (3 if several else 2)
 
 
 def ledger_nbytes(most: int) -> int:
-    """Returns what the ledger of a member takes whose batches have so many samples."""
+    """Returns the memory of a member's ledger, for batches of up to `most` samples."""
     return ENTRIES * 4 * max(0, most)
 
 
 def member_nbytes(member: Member) -> int:
-    """Returns what a member's orders take now, and its ledger."""
+    """Returns the memory of a member's orders and of its ledger."""
     orders = [*member.epochs]
     arrays = [one for uses in orders for one in (uses.which, uses.rows, uses.starts) if one is not None]
     return sum(one.nbytes for one in arrays) + ledger_nbytes(member.most)
 
 
 def order_of_arrays(arrays: list[NDArray[Any]], data: SharedData) -> SampleUses:
-    """Returns the order that was told. Raises Fault if it is none."""
+    """Returns the order that these arrays hold. Raises Fault if they hold none."""
     datasets = 1 + max(piece.dataset for piece in data.pieces)
     if [one.dtype for one in arrays] != [np.int32, np.int64, np.uint8][: 2 + (datasets > 1)]:
         raise Fault("an order is rows, where batches begin, and of several data sets the number of each")

@@ -1,4 +1,4 @@
-"""Nodes: the services of several nodes, which MPI began together, and their messages."""
+"""Nodes: connects the services of several nodes, which MPI started together, and carries their messages."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: to
 
 
 def several() -> int:
-    """Returns how many services a launcher began together; 1 for one alone."""
+    """Returns how many services the launcher started together; 1 for one alone."""
     by, ranks = launched_ranks()
     return ranks if by in BY_PROCESSES else 1
 
 
 def met(files: Sequence[str], description: str, memory: int) -> tuple[Peers, int]:
-    """Meets the services of all nodes. Raises PlanError if they do not fit each other."""
+    """Meets the services of all nodes. Raises PlanError if they do not fit together."""
     start_mpi(detect())
     found = peers("mpi")
     if found is None:
@@ -61,7 +61,7 @@ def met(files: Sequence[str], description: str, memory: int) -> tuple[Peers, int
 
 
 def agreed(found: Peers, trouble: SolarError | None) -> None:
-    """Waits until all services listen. Raises an error of one on all of them."""
+    """Waits until all services listen. An error of one is raised on all."""
     try:
         found.meet("the sockets of services", {TROUBLE: None if trouble is None else str(trouble)}, {}, {}, MEET_WITHIN)
     except PlanError:
@@ -72,7 +72,7 @@ def agreed(found: Peers, trouble: SolarError | None) -> None:
 
 
 class Nodes:
-    """The messages between the services of several nodes. Any thread may send; one listens."""
+    """Carries messages between the services of several nodes. Any thread may send; one listens."""
 
     def __init__(self, found: Peers) -> None:
         self.rank, self.ranks = found.rank, found.ranks
@@ -100,14 +100,14 @@ class Nodes:
         self._thread = threading.Thread(target=self._listen, name="solar-nodes", daemon=True)
 
     def start(self, take_part: Callable[[Any, list[NDArray[Any]]], None], stop: Callable[[], None]) -> None:
-        """Listens. `take_part` begins with data that another node tells, `stop` ends this service."""
+        """Begins to listen. `take_part` begins with data that another node names; `stop` ends this service."""
         self._take_part, self._stop = take_part, stop
         self._thread.start()
 
     # --- what this node tells ----
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Sends to all other nodes. Messages of a node arrive in order; after its last there is none."""
+        """Sends a message to all other nodes. Messages of a node arrive in order; its last one ends them."""
         header = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join(
             [LETTER_HEAD.pack(len(header)), header, *(np.ascontiguousarray(one).tobytes() for one in arrays)]
@@ -119,7 +119,7 @@ class Nodes:
             self._sent_last = self._sent_last or letter["is"] == "last"
 
     def tell_open(self, own: Sequence[str]) -> set[str]:
-        """The data that jobs of any node have opened, where these are those of this node."""
+        """Returns the data that jobs of any node have opened. `own` are those of this node."""
         with self._lock:
             if sorted(own) != self._open[self.rank]:
                 self._open[self.rank] = sorted(own)
@@ -133,13 +133,13 @@ class Nodes:
             return self._mails
 
     def mail(self, number: int) -> BulkChannel:
-        """Returns the bulk channel of this number, over which samples go to other nodes."""
+        """Returns the bulk channel of this number, which carries samples to other nodes."""
         return self._mail(number)
 
     # --- data that all read together ----
 
     def check(self, data: SharedData) -> None:
-        """Refused where another node does not read these data, or says nothing."""
+        """Raises Refused if another node does not read these data, or does not answer."""
         if (silent := self._says_nothing()) is not None:
             raise Refused(self._of_silent(silent), again=True)
         with self._lock:
@@ -147,7 +147,7 @@ class Nodes:
                 raise Refused(why)
 
     def of(self, data: SharedData) -> Cluster:
-        """This node's part in reading these data."""
+        """Returns this node's part in reading these data."""
         with self._lock:
             made = Cluster(self, data, 1 + self._ended.get(data.facts, 0))
             self._halls[made.key, made.number] = made
@@ -156,18 +156,18 @@ class Nodes:
         return made
 
     def begin(self, one: Cluster) -> None:
-        """It hears what came for it, from now on."""
+        """Delivers to a part what has arrived for it, from now on."""
         with self._lock:
             one.begun = True
             for early in self._early.pop((one.key, one.number), []):
                 one.came(*early)
 
     def bye(self, one: Cluster, why: str) -> None:
-        """It takes part no more, and so nobody does."""
+        """Ends a part of this node, and thereby the reading of all nodes."""
         self._bye(one.key, one.number, why)
 
     def refuse(self, key: str, why: str, *, again: bool) -> None:
-        """This node does not read these data, so none does; `again`: it may later."""
+        """Says that this node does not read these data, so that none does. `again`: it may do so later."""
         why = f"rank {self.rank} of {self.ranks} services: {why}"
         with self._lock:
             if not again:
@@ -176,7 +176,7 @@ class Nodes:
         self._bye(key, None, why, final=not again)
 
     def _bye(self, key: str, number: int | None, why: str, *, final: bool = False) -> None:
-        """Each node says so of what ends, once; where no number is given, of what would begin next."""
+        """Says once that a part ends; without a number, that the next one would."""
         with self._lock:
             number = 1 + self._ended.get(key, 0) if number is None else number
             self._ended[key] = max(self._ended.get(key, 0), number)
@@ -184,7 +184,7 @@ class Nodes:
         self._say({"is": "bye", "key": key, "number": number, "why": why, "final": final})
 
     def _say(self, letter: dict[str, Any]) -> None:
-        """Tells the others, who may be gone: this node ends something all the same."""
+        """Tells the other nodes, some of which may be gone: this node ends the part in any case."""
         try:
             self.tell(letter)
         except SolarError as error:
@@ -216,7 +216,7 @@ class Nodes:
             self._stop()
 
     def _look(self, last: float) -> float:
-        """Says that this node is there, and ends what all read together where another says nothing; the time now."""
+        """Says that this node is alive, and ends what all read together if another one is silent. Returns the time."""
         now = time.monotonic()
         if now - self._last_sent > SAYS_SO:
             self.tell({"is": "here"})
@@ -232,14 +232,14 @@ class Nodes:
         return now
 
     def _drop_all(self, why: str) -> None:
-        """Ends what all read together, without waiting for what the others say of it."""
+        """Ends what all read together without waiting for the other nodes."""
         with self._lock:
             gone, self._halls = [*self._halls.values()], {}
         for one in gone:
             one.over(why, self._others)
 
     def _says_nothing(self) -> int | None:
-        """Returns a rank that has sent nothing for long."""
+        """Returns a rank that has sent nothing for too long."""
         return next((rank for rank, seconds in self._silent.items() if seconds > SILENT), None)
 
     def _of_silent(self, rank: int) -> str:
@@ -304,11 +304,11 @@ class Nodes:
     # --- the end ----
 
     def stop_all(self) -> None:
-        """Has the services of all nodes end."""
+        """Ends the services of all nodes."""
         self._say({"is": "stop"})
 
     def close(self) -> None:
-        """Ends listening, when all have told their last: who leaves MPI before makes others wait that tell it more."""
+        """Stops listening after all nodes have sent their last message, since MPI would make them wait."""
         self._say({"is": "last"})
         try:
             with reached():
@@ -320,7 +320,7 @@ class Nodes:
             self._thread.join(LETTER_GRACE)
 
     def _nobody_to_wait_for(self) -> bool:
-        """Whether each of the others has ended and been told so, or cannot be waited for, as it says nothing."""
+        """Returns whether each of the others has ended and knows that this one has, or is silent."""
         silent = [rank for rank, seconds in self._silent.items() if seconds > SILENT]
         ended = [rank for rank in self._parted if not self._post.needed(rank)]
         return not self._thread.is_alive() or {*silent, *ended} == {*self._others}
@@ -329,7 +329,7 @@ class Nodes:
         return len(self._parted) == len(self._others)
 
     def leave(self) -> None:
-        """Leaves MPI. Where another does not end, MPI would wait for it for ever: so what began all has to end them."""
+        """Leaves MPI. If another node did not end, MPI would wait for it for ever, so the launcher has to end them."""
         if not self._all_end():
             log.error("the services of other nodes do not answer: what began them is told to end them")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""StragglerPolicy: how fast each job is, how long it may delay the others, and the rates that plans are made for."""
+"""StragglerPolicy: measures how fast each job is, and decides how long it may delay the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rates(seconds: Sequence[float], reading: float) -> list[float]:
 
 
 class StragglerPolicy:
-    """How long a job may delay the others, and what was measured of that since the last plan."""
+    """Decides how long a job may delay the others, by what was measured since the last plan."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -67,17 +67,17 @@ class StragglerPolicy:
         self.begin()
 
     def begin(self, costs: float = 0.0) -> None:
-        """There is a new plan, whose making and first reads took so many seconds: so will the next."""
+        """Begins with a new plan, whose making and first reads took `costs` seconds, as will those of the next."""
         self._costs = costs
         self.steps = 0  # that were there since then
         self._passed = self._full = self._lost = 0.0  # seconds: all, without room, and in which one held back others
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
 
     def look(self, waited: float, room: bool, members: Sequence[Member], elsewhere: bool = False) -> None:
-        """Notes what has been since the last look.
+        """Notes what has happened since the last call.
 
-        `waited`: for how long there has been no room for another step by now; `room` to announce one; whether jobs of
-        other nodes wait for their batches, `elsewhere`.
+        `waited` is for how long there has been no room for another step; `room`: there is room to announce one;
+        `elsewhere`: jobs of other nodes wait for their batches.
         """
         now = clock()
         passed, self._at = now - self._at, now
@@ -102,33 +102,33 @@ class StragglerPolicy:
         self._lost += full if planned or elsewhere else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
-        """Returns the jobs that the others go on without. `holders` are those for whom the oldest step is kept."""
+        """Returns the jobs that the others no longer wait for. `holders` still need the oldest step."""
         self._holders = holders
         return [one for one in holders if max(one.held, one.stood) > self._of(one, members)]
 
     def _of(self, member: Member, members: Sequence[Member]) -> float:
-        """How many seconds it has."""
+        """Returns how many seconds a job may still delay the others."""
         beside = (one for one in members if one is not member and one.process == member.process)
         least = self.seconds / (IN_TURN if any(one.waiting for one in beside) else 1)
         return min(max(least, 4 * typical(member.lately)), LONGEST * self.seconds)
 
     def _is_late(self, member: Member) -> bool:
-        """Returns whether a job is slower than planned. The job that sets the pace of all is not."""
+        """Returns whether a job is slower than planned. The job that sets the pace of all never is."""
         own = typical(member.lately)
         return not own or own * member.rate > ALIKE * self._step
 
     def rates(self, members: Sequence[Member]) -> list[float]:
-        """Returns how many batches a step each job gets."""
+        """Returns how many batches per step each job gets."""
         reading = (self._passed - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
         seconds = [typical(one.lately) for one in members]
         self._wanted = step_of([*seconds, self.elsewhere], reading) if any(seconds) else 0.0
         return rates([*seconds, self.elsewhere], reading)[:-1]
 
     def is_off(self, turns: Sequence[WindowShare]) -> bool:
-        """Whether all is to be planned anew for paces alone: somebody holds back others by his, or could have more.
+        """Returns whether to plan anew because paces changed: a job delays others, or could go faster.
 
-        That costs up to what memory holds, read again: so it is asked after some steps, then after twice as many, and
-        so on up to a quarter of an epoch; and done when the plan there is has cost as much.
+        Planning anew costs up to what memory holds, which is read again. So this is checked after some steps, then
+        after twice as many, and so on up to a quarter of an epoch, and done once the present plan has cost as much.
         """
         there = [one for one in turns if not one.member.left]
         longest = max((one.member.longest for one in there), default=0)

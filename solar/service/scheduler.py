@@ -1,4 +1,4 @@
-"""Scheduler: plans what the jobs of a shared reader want, window by window, and gives it to a Run."""
+"""Scheduler: plans window by window what the jobs of a shared reader want, and gives it to a Run."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is ch
 
 
 class PlannedWindow(NamedTuple):
-    """A step that was given to the Run."""
+    """A window of steps that is given to the Run."""
 
     slots: int  # samples that its memory has
     shares: list[Share]
 
 
 class Scheduler:
-    """Plans what is held of one data set, in its part of the memory, and gives it to the Run. One thread plans.
+    """Plans what is held of one data set in its part of the memory, and gives it to the Run. One thread plans.
 
-    With services of other nodes all plan the same steps, each what lies at its home. What they decide together they
-    decide by what each has told: so all come to the same.
+    With services on other nodes, all of them plan the same steps, and each reads what lies in its home region. Joint
+    decisions follow from what each node sent, so all nodes reach the same ones.
     """
 
     def __init__(self, opened: SharedData, memory: int, slack: float, cluster: Cluster | SingleNode) -> None:
@@ -89,7 +89,7 @@ class Scheduler:
         self._closing = False
 
     def _divide(self, ring: int) -> Budget:
-        """The memory, where so much of it is for steps."""
+        """Returns how memory is divided if this much of it is for steps."""
         nbytes, scratch = self.opened.sample_nbytes, self.opened.scratch
         return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, reading_threads())
 
@@ -120,7 +120,7 @@ class Scheduler:
             del window
 
     def _here(self) -> list[WindowShare]:
-        """Returns the jobs that want batches that are not planned, and which batches."""
+        """Returns the jobs that want batches which are not planned yet, and which batches."""
         there = [one for one in self.members if not one.left]
         for one, rate in zip(there, self.slack.rates(there), strict=True):
             one.skip(int(len(self._steps) * rate))
@@ -129,10 +129,10 @@ class Scheduler:
         return take_turns(there, self.slack.rates(there), others=self.cluster.ranks > 1)
 
     def _news(self, changed_at: float, since: float) -> bool:
-        """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
+        """Returns whether a job came, or sent more of its order, since then, so that planning has to begin again.
 
-        Where nobody is served yet a moment is waited for that: jobs of one order that begin in one step stay side by
-        side; and what is planned for less is planned anew soon.
+        If nobody is served yet, it waits a moment for that: jobs of one order that begin in one step stay side by side,
+        and a plan for fewer jobs would soon be replaced.
         """
         with self.changed:
             while not (self._closing or self._steps) and self._changed_at == changed_at:
@@ -144,7 +144,7 @@ class Scheduler:
     # --- what ----
 
     def _window(self, here: list[WindowShare]) -> Window | None:
-        """Returns the window to plan now, of all nodes; None if no job wants anything."""
+        """Returns the window to plan now, for all nodes; None if no job wants anything."""
         begin, nbytes = time.monotonic(), self.opened.sample_nbytes
         rows = max(piece.slots for piece in self.opened.pieces)
         pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
@@ -212,8 +212,8 @@ class Scheduler:
     def _make_room(self, most: int, step: int) -> None:
         """Gives the ring the memory that steps need. It never shrinks.
 
-        With a larger one all that is held is read again, by a new Run: so room for two steps is enough, unless samples
-        are read straight into them. Trainings of one order that come out of step want more in each.
+        A larger ring means a new Run, which reads again what is held. So room for two steps is enough, unless samples
+        are read straight into them. Jobs of one order that drift apart want more in each step.
         """
         if self._parts and self._used >= max(most, 2 * step) and not any(one.direct for one in self._parts):
             return
@@ -224,7 +224,7 @@ class Scheduler:
     # --- telling ----
 
     def _carry_out(self, window: Window) -> None:
-        """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
+        """Gives the Run a window, stretch by stretch, until jobs come or go or more of an order is known."""
         afresh, off = True, False
         with self.changed:
             self.slack.begin(window.costs)
@@ -257,10 +257,10 @@ class Scheduler:
                 return
 
     def _to_be_planned_anew(self, window: Window, done: float) -> bool:
-        """Whether the rest of a window, of which so much is done, is to be planned with what was told since.
+        """Returns whether to plan the rest of a window anew, `done` of which is done, with what was sent since.
 
-        That costs up to what memory holds, read again: so it waits until those who come together have come, and for
-        what is told of later epochs until the window is nearly over, if it has not just begun.
+        That costs up to what memory holds, which is read again. So it waits until jobs that come together have all
+        come, and, for orders of later epochs, until the window is nearly over, unless it has only just begun.
         """
         with self.changed:
             there = [one for one in window.members if not one.member.left]
@@ -286,7 +286,7 @@ class Scheduler:
         self.changed.notify_all()
 
     def _begin_run(self, parts: list[RunPart], how: dict[str, Any]) -> None:
-        """Begins a Run that holds other data than the last one, which is left to end."""
+        """Begins a Run that holds other data than the last one. The last one ends by itself."""
         with self.changed:
             self.changed.wait_for(lambda: self._closing or not self._steps)
             if self._closing:

@@ -1,4 +1,4 @@
-"""ServedBuffer: the buffer of a loader that a service reads for, as long as there is one."""
+"""ServedBuffer: the buffer of a loader whose samples a service reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITS_OWN = 1 << 62  # bytes: whether a service's memory is enough it says itself
 
 
 class ServedBuffer(LoaderBuffer):
-    """The buffer of a loader whose samples a service may read: then the service has the buffer."""
+    """The buffer of a loader that uses a service. While the service is there, it has the memory."""
 
     def __init__(self, service: str, *of_buffer: Any) -> None:
         self._service = service
@@ -55,7 +55,7 @@ class ServedBuffer(LoaderBuffer):
         super()._reset()
 
     def room(self, source: Any, sampler_state: Any, order: Any, own: Any, replaced: Any) -> RankMemory | None:
-        """As a buffer's; with a service, whatever it has."""
+        """Returns the memory of a pass; with a service there always is some."""
         if self._owner != os.getpid():
             self._reset()
         with self._lock:
@@ -116,13 +116,13 @@ class ServedBuffer(LoaderBuffer):
         return _none(said)
 
     def _not_trusted(self, why: Exception) -> None:
-        """Says once, as a warning, that a service is not asked because of who could have put it there."""
+        """Warns once that a service is not used, because another user could have put it there."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
         log.log(level, "%s: this training reads by itself", why)
 
     def _new_window(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
-        """The service plans: it is told what is wanted."""
+        """Sends the order to the service, which plans."""
         if self._door is None:
             return super()._new_window(plan, amid)
         if self.running is None:
@@ -147,7 +147,7 @@ class ServedBuffer(LoaderBuffer):
         super()._end()
 
     def _counts(self) -> Counter[str]:
-        """How many batches came from services, and were read alone while there was one."""
+        """Returns how many batches came from services, and how many were read alone although one was there."""
         running = self.running
         return self._handed + (running.handed() if isinstance(running, ServedRun) else Counter())
 
@@ -165,7 +165,7 @@ class ServedBuffer(LoaderBuffer):
         return f"A service read {counts['served']:,} batches for this training{alone}."
 
     def close(self) -> None:
-        """Ends the run, and the connection."""
+        """Ends the run and the connection."""
         super().close()
         if self._owner == os.getpid() and self._door is not None:
             self._door.close()
@@ -176,7 +176,7 @@ class ServedBuffer(LoaderBuffer):
 
 
 def _begin_with(service: str) -> str:
-    """The memory of a service that is begun where there is none: "auto:64GiB"."""
+    """Returns the memory for a service that is to be started if none is there: "auto:64GiB"."""
     return service.removeprefix("auto:") if service.startswith("auto:") else ""
 
 

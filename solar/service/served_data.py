@@ -1,4 +1,4 @@
-"""ServedData: what a loader asks a service to hold, and its batches as uses of that."""
+"""ServedData: what a loader has a service hold, and its batches as uses of that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Uses = tuple[NDArray[np.int64] | None, NDArray[np.int32]]  # the H5Dataset of ea
 class ServedData:
     """The pieces that a service holds for a loader, dataset after dataset, and their readers.
 
-    Boxes, and samples of unequal length, are cut of blocks. A service holds the blocks, and the loader cuts.
+    Boxes and samples of unequal length are cut from blocks: the service holds the blocks, and the loader cuts.
     """
 
     pieces: list[Piece]
@@ -36,21 +36,21 @@ class ServedData:
 
     @property
     def fields(self) -> int:
-        """How many pieces an H5Dataset has."""
+        """The number of pieces of each H5Dataset."""
         return len(self.pieces) // self.datasets
 
     @property
     def firsts(self) -> list[Rows]:
-        """What reads each field, of the first H5Dataset."""
+        """The readers of each field, of the first H5Dataset."""
         return self.rows[: self.fields]
 
     @property
     def apart(self) -> bool:
-        """Whether fields have uses of their own: they are counted as if they were of data sets of their own."""
+        """Whether fields are indexed separately. They are then counted as data sets of their own."""
         return self.cut and self.fields > 1
 
     def uses(self, batches: SampleUses) -> SampleUses:
-        """What these batches use of all that is held: field by field, and of each H5Dataset in order."""
+        """Returns what these batches use of everything that is held: field by field, for each H5Dataset in order."""
         if not self.cut:
             return batches
         found = []
@@ -67,7 +67,7 @@ class ServedData:
         return _with_something(in_lockstep(found))
 
     def by_field(self, which: NDArray[np.int64] | None, rows: NDArray[np.int32]) -> list[Uses]:
-        """The uses of a batch, of each field."""
+        """Returns the uses of a batch, of each field."""
         if not self.apart or which is None:
             return [(which, rows)] * self.fields
         here = [which // self.datasets == field for field in range(self.fields)]
@@ -75,9 +75,10 @@ class ServedData:
         return [(which[own] % self.datasets if several else None, rows[own]) for own in here]
 
     def cluster(self, field: int, batch: SampleUses, used: Uses, values: NDArray[Any]) -> NDArray[Any]:
-        """The samples of one batch in this field, of the blocks that it uses; the values themselves where all is cut.
+        """Returns the samples of one batch in this field, cut from the blocks that it uses.
 
-        Samples of unequal length are cut where a batch is made, as those of any buffer are.
+        Samples of unequal length are cut where a batch is made, as with any buffer: their values are returned as they
+        are.
         """
         first = self.boxes[field]
         if first is None:
@@ -110,7 +111,7 @@ def served_data(source: SampleSource) -> ServedData:
 
 
 def description_of(source: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
-    """Returns the same as it is sent to a service."""
+    """Returns what a service is sent about the data of this loader."""
     values, arrays = [], list[NDArray[Any]]()
     datasets, cut = len(source.datasets), source.boxes or source.ragged
     for at, dataset in enumerate(source.datasets):
@@ -126,7 +127,7 @@ def description_of(source: SampleSource) -> tuple[list[dict[str, Any]], list[NDA
 
 
 def held_layouts(dataset: H5Dataset) -> list[tuple[Layout, Any, list[Any], str]]:
-    """Returns each layout that is held, its held map, and the rule and name by which a service finds it."""
+    """Returns each layout that is held, its map, and the rule and name by which a service finds it."""
     return [
         (layout, own, *rule_of(read, part, dataset.groups))
         for read, opened in zip(dataset.reads, dataset.opened(), strict=True)
@@ -135,7 +136,7 @@ def held_layouts(dataset: H5Dataset) -> list[tuple[Layout, Any, list[Any], str]]
 
 
 def _with_something(uses: SampleUses) -> SampleUses:
-    """The same, with the first block of all in a step that has none: an order's batches are not empty."""
+    """Adds the first block to steps that use none, because batches of an order must not be empty."""
     none = uses.sizes == 0
     if not none.any():
         return uses

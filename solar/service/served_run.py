@@ -1,4 +1,4 @@
-"""ServedRun: the batches of passes as a service makes them, or read without it where it does not."""
+"""ServedRun: takes batches from a service, and reads them itself where the service does not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAR_OFF = 1 << 62  # a batch that there is not
 
 
 class ServedUses(NamedTuple):
-    """Batches in order, as uses of what is held and of samples."""
+    """Batches in order, as uses of samples and of what the service holds."""
 
     base: int  # number of the first
     uses: SampleUses
@@ -39,7 +39,7 @@ class ServedUses(NamedTuple):
 
 
 class ServedRun:
-    """The batches of passes in order: copied from what a service reads, or read alone."""
+    """The batches of passes in order, each copied from what a service reads, or read by this process."""
 
     parts: tuple[Any, ...] = ()
     nbytes = 0
@@ -70,7 +70,7 @@ class ServedRun:
     # --- what is wanted ----
 
     def append(self, sizes: Any, scripts: Any, parcels: Any = None) -> None:
-        """These batches come after all others."""
+        """Adds these batches after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
             left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needs_more()]
@@ -91,12 +91,12 @@ class ServedRun:
         return min([self._next, *self._here])
 
     def _more(self, base: int, uses: SampleUses) -> None:
-        """Tells what comes after all else. Where the service refuses, as batches are larger, it joins anew for them."""
+        """Sends the order of later batches. Joins again if the service refuses because batches are larger."""
         if self._ask({"is": "more", "job": self._job}, "noted", uses) is None:
             self._refused = min(self._refused, base)
 
     def _ask(self, message: dict[str, Any], wanted: str, order: SampleUses) -> list[int] | None:
-        """The descriptors that an answer brings; None where the service refuses, or has gone."""
+        """Sends a message. Returns the descriptors of the answer; None if the service refuses or has gone."""
         if self._door is None:
             return None
         try:
@@ -112,7 +112,7 @@ class ServedRun:
         return None
 
     def _join(self, first: int) -> None:
-        """Joins for all batches from here on, and reads the first one itself."""
+        """Joins for all batches from `first` on, and reads the first one itself."""
         door = self._door
         if door is None:
             return
@@ -152,7 +152,7 @@ class ServedRun:
     # --- batches ----
 
     def _get(self, stopped: threading.Event) -> None:
-        """Gets the batches, each before it is asked for. Whoever waits hears what went wrong."""
+        """Fetches batches before they are asked for. An error is raised where the batch is awaited."""
         try:
             self._get_all(stopped)
         except Exception as error:
@@ -186,7 +186,7 @@ class ServedRun:
                 self._changed.notify_all()
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
-        """Returns the batch from the service; None if it is to be read alone."""
+        """Returns the batch from the service; None if this process has to read it."""
         guest, own = self._guest, number - self._first
         if guest is None or number >= self._refused:
             return None
@@ -223,7 +223,7 @@ class ServedRun:
         return self._closing or stopped.is_set() or not self._alive()
 
     def _alive(self) -> bool:
-        """Returns whether the service is there. It sends nothing unasked, so anything to read is its end."""
+        """Returns whether the service is there. It never sends unasked, so anything that arrives is its end."""
         door = self._door
         if door is None:
             return False
@@ -233,9 +233,10 @@ class ServedRun:
         return there
 
     def _raise_left_behind(self, number: int) -> None:
-        """It reads this batch alone, and joins again. Where that comes over and over, it reads twice as many each time.
+        """Reads this batch alone and joins again, because the others went on without this job.
 
-        Each join changes the plan of all. With the next pass that is forgotten.
+        If that happens over and over, it reads twice as many alone each time, since each join changes the plan of all.
+        The next pass starts afresh.
         """
         with self._changed:
             self._leave()
@@ -245,7 +246,7 @@ class ServedRun:
             self._refused = min(number - 1 + (1 << min(self._times, 60)), self._next_base(number))
 
     def _next_base(self, number: int) -> int:
-        """The first batch of a later pass, as far as that is told."""
+        """Returns the first batch of a later pass, as far as its order was sent."""
         return min((one.base for one in self._epochs if one.base > number), default=FAR_OFF)
 
     def _leave(self) -> None:
@@ -259,7 +260,7 @@ class ServedRun:
                 self._lost(error)
 
     def _rejoin(self, number: int) -> None:
-        """Joins, or joins again, for the batches from this one on."""
+        """Joins the service for the batches from this one on, again if need be."""
         with self._changed:
             self._leave()
             self._refused = FAR_OFF
@@ -271,7 +272,7 @@ class ServedRun:
         return batch_of_uses(one.uses, number - one.base)
 
     def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
-        """The batch, as it begins to be read by this process."""
+        """Begins to read the batch in this process."""
         held, found = self._held, []
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
             out, pending = held.firsts[field].room(len(rows)), list[Pending]()
@@ -286,7 +287,7 @@ class ServedRun:
         return found
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch. TimeoutError after `seconds`."""
+        """Returns the fields of this batch. Raises TimeoutError after `seconds`."""
         with self._changed:
             there = self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, seconds)
             if not there:
@@ -308,7 +309,7 @@ class ServedRun:
         return self._put_together(number, values), counts
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The fields of this batch, of what is held of it."""
+        """Returns the fields of this batch, made from what is held of it."""
         held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
         if not held.cut:
             return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
@@ -319,7 +320,7 @@ class ServedRun:
         return [held.cluster(field, batch, own, whole) for field, (own, whole) in fields]
 
     def let_go(self, number: int) -> None:
-        """Hands this batch over to whoever waited for it."""
+        """Releases a batch that was handed out."""
         with self._changed:
             if self._here.pop(number, None) is not None:
                 self.released += 1
@@ -332,24 +333,24 @@ class ServedRun:
         self.let_go(number)
 
     def counts(self) -> dict[str, int]:
-        """How many batches came from the service, and how many were read alone."""
+        """Returns how many batches came from the service, and how many were read alone."""
         return dict(self._counts)
 
     def handed(self) -> Counter[str]:
-        """The same of those that were handed over: some are got ahead."""
+        """Returns the counts of batches that were handed out. Others have only been fetched."""
         with self._changed:
             ahead = ["alone" if one and isinstance(one[0], tuple) else "served" for one in self._here.values()]
             return Counter(self._counts) - Counter(ahead)
 
     def fail(self, why: Exception) -> None:
-        """Nobody else has to know."""
+        """Does nothing: no other rank has to know."""
 
     def drop(self) -> None:
-        """The same as close()."""
+        """Does the same as close()."""
         self.close()
 
     def close(self) -> None:
-        """Leaves the service; the connection stays for the next run."""
+        """Leaves the service. The connection stays for the next run."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -364,13 +365,13 @@ class ServedRun:
 
 
 def batch_of_uses(uses: SampleUses, number: int) -> Uses:
-    """One of these batches."""
+    """Returns one of these batches."""
     here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
     return None if uses.which is None else uses.which[here], uses.rows[here]
 
 
 def _from(base: int, uses: SampleUses, first: int) -> SampleUses:
-    """Its batches from this number on."""
+    """Returns these batches from a number on."""
     skip = min(max(0, first - base), len(uses.starts) - 1)
     at = int(uses.starts[skip])
     which = None if uses.which is None else uses.which[at:]

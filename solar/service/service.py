@@ -1,4 +1,4 @@
-"""Service: listens at a socket, and brings each job to the reader of its data."""
+"""Service: listens on a socket, and brings each job to the reader of its data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TICK = 0.05
 
 @dataclass(eq=False)
 class Client:
-    """A job that has connected, and its requests."""
+    """A connected job, and its requests."""
 
     peer: socket.socket
     name: str = ""
@@ -85,7 +85,7 @@ class Service:
         self._listener, self._held = listen(path, group)
 
     def run(self) -> None:
-        """Serves until `stop`, or until nobody has been there for `idle` seconds."""
+        """Serves until `stop`, or until no job has been connected for `idle` seconds."""
         last = time.monotonic()
         self._listener.settimeout(TICK)
         if self.nodes is not None:
@@ -125,7 +125,7 @@ class Service:
         self._stopping.set()
 
     def close(self) -> None:
-        """Ends all: jobs go on by themselves."""
+        """Ends the service. Jobs continue by themselves."""
         self._stopping.set()
         with suppress(OSError):
             self.path.unlink()
@@ -145,11 +145,11 @@ class Service:
     # --- services of other nodes ----
 
     def joins(self, nodes: Nodes) -> None:
-        """Reads together with these from now on. Called before it runs."""
+        """Reads together with the services of these nodes. It is called before `run`."""
         self.nodes, self._halls = nodes, SharedReaders(self.memory, self.slack, nodes)
 
     def _take_part(self, values: Any, arrays: list[NDArray[Any]]) -> None:
-        """Reads what lies at this node's home of data that a job of another node has opened."""
+        """Reads this node's home region of data that a job of another node has opened."""
         assert self.nodes is not None
         facts = data_digest(values, arrays)
         try:
@@ -160,7 +160,7 @@ class Service:
             self.nodes.refuse(facts, str(error) or type(error).__name__, again=again)
 
     def _wanted(self) -> Collection[str]:
-        """The facts of all data that jobs have opened: here, or on any node."""
+        """Returns the facts of all data that jobs have opened: here, or on any node."""
         with self._lock:
             own = {one.facts for other in self._callers for one in other.data}
         return own if self.nodes is None else self.nodes.tell_open(sorted(own))
@@ -249,12 +249,12 @@ class Service:
         return {"is": "opened", "data": len(caller.data) - 1, "fields": found.fields}, []
 
     def _of_others(self, facts: str) -> SharedData | None:
-        """Returns these data if a job has opened them."""
+        """Returns these data if a job of another node has opened them."""
         with self._lock:
             return next((one for other in self._callers for one in other.data if one.facts == facts), None)
 
     def _make_room(self, caller: Client, more: int) -> None:
-        """Notes that what this job tells takes so much. Raises Refused where that has no room."""
+        """Reserves memory for what this job sends. Raises Refused if there is none."""
         with self._lock:
             data = {one.facts: one.description_nbytes for other in self._callers for one in other.data}
             members = [one for other in self._callers for _, one in other.members.values()]
@@ -263,7 +263,7 @@ class Service:
             caller.telling = more
 
     def _order(self, caller: Client, descriptor: int, data: SharedData, most: int) -> SampleUses:
-        """Returns an order that a job tells, for batches of so many samples, or 0: the job's ledger is there."""
+        """Receives an order from a job, for batches of `most` samples; 0: the job's ledger exists already."""
         with self._taking:
             nbytes = sum(frames.sizes(descriptor))
             check_length(nbytes, data)
@@ -325,7 +325,7 @@ class Service:
         return {"is": "stopping"}, []
 
     def status(self) -> dict[str, Any]:
-        """Returns the jobs, and what was read and handed out."""
+        """Returns the jobs, and counts of what was read and handed out."""
         with self._lock:
             halls, callers = self._halls.each(), len(self._callers)
         jobs = []

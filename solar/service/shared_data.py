@@ -1,4 +1,4 @@
-"""SharedData: the data that jobs share, as the service itself finds them."""
+"""SharedData: the data that jobs share, as the service itself finds them in files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PIECE = {
 
 @dataclass(frozen=True, eq=False)
 class SharedData:
-    """What is read of each H5Dataset, field by field."""
+    """Reads each H5Dataset, field by field."""
 
     facts: str  # by which another job's data are known to be the same
     pieces: list[Piece]
@@ -43,12 +43,12 @@ class SharedData:
 
     @property
     def apart(self) -> int:
-        """Of so many fields each has uses of its own, counted as if they were of data sets; 0: all have the same."""
+        """The number of fields that are indexed separately; 0 if they share one index."""
         fields = 1 + max(piece.field for piece in self.pieces)
         return fields if fields > 1 and len({piece.dataset for piece in self.pieces}) == len(self.pieces) else 0
 
     def within(self, uses: SampleUses) -> NDArray[np.int32] | None:
-        """The place of each use in its step, among those of its field; None: all are in order."""
+        """Returns the place of each use among those of its step and field; None: all are in order."""
         if not self.apart:
             return None
         order, starts = self.by_field(uses)
@@ -57,14 +57,14 @@ class SharedData:
         return places
 
     def by_field(self, uses: SampleUses) -> tuple[NDArray[np.int64] | slice, NDArray[np.int64]]:
-        """The order in which those of a step come field by field, and where each of its fields begins there."""
+        """Returns the order that sorts the uses of a step by field, and where each field begins."""
         if not self.apart:
             return slice(None), uses.starts
         starts = np.concatenate(([0], np.cumsum(self.counts(uses))))
         return np.argsort(self._fields_of(uses), kind="stable"), starts
 
     def counts(self, uses: SampleUses) -> NDArray[np.int64]:
-        """How many samples each step has, in each field."""
+        """Returns how many samples each step has in each field."""
         steps, fields = len(uses.starts) - 1, len(self.fields)
         if not self.apart:
             return np.repeat(uses.sizes[:, None], fields, axis=1)
@@ -72,31 +72,31 @@ class SharedData:
         return found.reshape(steps, fields)
 
     def slots(self, uses: SampleUses) -> NDArray[np.int64]:
-        """The places that the memory of each step has: for the field that needs most."""
+        """Returns the places that the memory of each step has, for the field that needs most."""
         most: NDArray[np.int64] = self.counts(uses).max(1, initial=0)
         return most
 
     def _fields_of(self, uses: SampleUses) -> NDArray[np.int64]:
-        """A number for each use, the same for those of one field in one step."""
+        """Returns a number for each use, the same for those of one field in one step."""
         assert uses.which is not None, "fields are told as data sets"
         fields: NDArray[np.int64] = uses.which // (len(self.pieces) // self.apart)
         return np.repeat(np.arange(len(uses.starts) - 1) * self.apart, uses.sizes) + fields
 
     @property
     def fields(self) -> list[list[int]]:
-        """The bytes that a sample has in each field: of several windows one after another."""
+        """The bytes of a sample in each field. A sample of several windows counts all of them."""
         count = 1 + max(piece.field for piece in self.pieces)
         firsts = [next(r for p, r in zip(self.pieces, self.rows, strict=True) if p.field == f) for f in range(count)]
         return [one.parts_nbytes for one in firsts]
 
     @property
     def sample_nbytes(self) -> int:
-        """Of all fields."""
+        """The bytes of a sample in all fields."""
         return sum(map(sum, self.fields))
 
     @property
     def nbytes(self) -> int:
-        """Of all that is read, decoded."""
+        """The decoded bytes of all data."""
         return sum(piece.region.items * piece.units.sample_nbytes for piece in self.pieces)
 
     @property
@@ -106,23 +106,23 @@ class SharedData:
 
     @property
     def samples(self) -> int:
-        """Of all data sets."""
+        """The samples of all data sets."""
         return sum(self.samples_of(number) for number in {piece.dataset for piece in self.pieces})
 
     def samples_of(self, dataset: int) -> int:
-        """Of this one."""
+        """Returns the samples of this data set."""
         pairs = zip(self.pieces, self.rows, strict=True)
         piece, one = next((piece, one) for piece, one in pairs if piece.dataset == dataset)
         return one.layout.samples if piece.extents is None else len(piece.extents)
 
     def storages(self) -> list[Storage]:
-        """What reading each costs."""
+        """Returns what reading each piece costs."""
         known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
         pairs = zip(known, self.rows, strict=True)
         return [profile.with_decoding(storage, one.layout, reading_threads()) for storage, one in pairs]
 
     def held(self, memory: int) -> list[Piece]:
-        """The pieces, with how so much memory may hold them packed: some rows are read, and tried."""
+        """Returns the pieces, with how this much memory may hold them packed. It reads some rows to try that."""
         share = memory / self.nbytes
         if share >= 1:
             return self.pieces

@@ -1,6 +1,7 @@
-"""SharedReader: jobs that read the same data: one plan and one Run for all. SharedReaders: all of them.
+"""SharedReader: jobs that read the same data, with one plan and one Run for all. SharedReaders: all of these.
 
-One thread plans and tells the Run, one takes its batches and announces them, one gives back what all have copied.
+One thread plans and gives the Run its steps, one takes its batches and announces them, and one frees what all have
+copied.
 """
 
 from __future__ import annotations
@@ -113,12 +114,12 @@ class SharedReader(Scheduler):
         self.changed.notify_all()
 
     def counts(self) -> dict[str, int]:
-        """What was read, by all runs, and handed on."""
+        """Returns what all its runs have read and handed on."""
         now = {"handed": self.handed} | ({} if (run := self._run) is None else run.counts())
         return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
 
     def close(self, why: str = "the service ends") -> None:
-        """Ends it; the jobs go on by themselves, or join again."""
+        """Ends the reader. Its jobs continue by themselves, or join again."""
         with self._ending:
             if not self._ended:
                 self._ended = True
@@ -158,13 +159,13 @@ class SharedReader(Scheduler):
         self.cluster.end(why)
 
     def _given_up(self, why: str) -> None:
-        """Ends it at once, and not when somebody comes: services of several nodes wait for each other's last words."""
+        """Ends the reader at once, without waiting for a job: services of other nodes wait for its last message."""
         self._give_up(why)
         threading.Thread(target=self.close, args=(why,), name="solar-close", daemon=True).start()
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, of itself or not."""
+        """Whether the reader has ended, by itself or not."""
         return self._closing
 
     # --- batches ----
@@ -204,7 +205,7 @@ class SharedReader(Scheduler):
         return self._closing or (self._run is not None and bool(self._steps) and len(self._held) < ENTRIES - 1)
 
     def _announce(self, fields: list[Any] | None, step: PlannedWindow) -> None:
-        """Tells each job where its samples lie: where each field begins, whose parts come one after another."""
+        """Tells each job where its samples lie: where each field begins. Parts of a field follow one another."""
         offsets, at = list[int](), 0
         for parts in self.opened.fields if fields is not None and step.shares else []:
             offsets.append(self.pool.offset(fields[at].reshape(-1)))  # type: ignore[index]
@@ -217,7 +218,7 @@ class SharedReader(Scheduler):
                 self.handed += one.nbytes if fields is not None else 0
 
     def _keep(self) -> None:
-        """Frees the batches that all have copied, and leaves stragglers behind."""
+        """Frees batches that all jobs have copied, and stops waiting for stragglers."""
         while not self._closing:
             select.select([self.bell], [], [], TICK)
             with suppress(BlockingIOError):
@@ -266,25 +267,25 @@ class SharedReaders:
         self._lock = threading.Lock()
 
     def each(self) -> list[SharedReader]:
-        """Those that are there."""
+        """Returns the present readers."""
         return list(self._halls.values())
 
     def counts(self) -> dict[str, int]:
-        """What was read and handed on, by all that were there."""
+        """Returns what all readers so far have read and handed on."""
         found = self._before.copy()
         for one in self.each():
             found.update(one.counts())
         return found
 
     def known(self, facts: str) -> SharedData | None:
-        """These data, if they are read."""
+        """Returns these data if they are being read."""
         return self._known.get(facts)
 
     def of(self, data: SharedData, wanted: Collection[str]) -> SharedReader:
-        """The shared reader of these data; `wanted` are the facts of all that those who are there have opened.
+        """Returns the shared reader of these data. `wanted` are the facts about all data that jobs have opened.
 
-        Where it has to be made, others end whose part of the memory is now another. Their jobs join again. One that
-        nobody takes part in is made anew where its part would be another.
+        If the reader has to be made, readers whose part of the memory changes end, and their jobs join again. A reader
+        without jobs is made anew if its part would change.
         """
         with self._lock:
             if self._over:
@@ -316,7 +317,7 @@ class SharedReaders:
             return made
 
     def close(self) -> None:
-        """Ends them; the jobs go on by themselves."""
+        """Ends all readers. Their jobs continue by themselves."""
         with self._lock:
             self._over = True  # who joins again now is refused
             for facts in list(self._halls):
@@ -329,7 +330,7 @@ class SharedReaders:
 
 
 def memory_parts(memory: int, nbytes: list[int]) -> list[int]:
-    """What each of several data sets of so many bytes has of the memory: in proportion, but not too little.
+    """Returns what each of several data sets of so many bytes has of the memory: in proportion, but not too little.
 
     >>> memory_parts(800, [300, 100]), memory_parts(800, [10_000, 1]), memory_parts(800, [5])
     ([600, 200], [752, 47], [800])

@@ -33,7 +33,7 @@ svg { display: block; width: 100%; height: auto; } .back { fill: var(--faint); }
 
 
 class Moment(NamedTuple):
-    """What the page remembers of a moment."""
+    """What the page remembers of one moment."""
 
     at: float
     head: float  # of the data, 0 to 1; below 0: nothing is read
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
 
 def status_html(status: Mapping[str, Any], moments: Sequence[Moment]) -> str:
-    """The whole page. It is loaded anew every second."""
+    """Returns the whole page. The browser reloads it every second."""
     return "\n".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">',
@@ -85,13 +85,13 @@ def _bar(share: float, wide: int) -> str:
 
 
 def _ages(moments: Sequence[Moment]) -> tuple[list[float], float]:
-    """How long ago each was, and the span of time that is drawn."""
+    """Returns how long ago each moment was, and the span of time that is drawn."""
     ages = [moments[-1].at - one.at for one in moments]
     return ages, max(LEAST_SPAN, ages[0])
 
 
 def _head(moments: Sequence[Moment]) -> str:
-    """The head's place in the data from left to right, and time downwards: above it is now."""
+    """Returns the position of the head in the data (left to right) over time (downwards; now is at the top)."""
     ages, span = _ages(moments)
     inner = HIGH - 14
     dots = "".join(
@@ -111,7 +111,7 @@ def _head(moments: Sequence[Moment]) -> str:
 
 
 def rate_lines(moments: Sequence[Moment]) -> Iterator[str]:
-    """Two lines: what is read, and what is handed out. Counts that began anew (a shared reader ended) are left out."""
+    """Returns two lines: what is read, and what is handed out. Counts that restart are left out."""
     ages, span = _ages(moments)
     both: dict[str, list[tuple[float, float]]] = {"read": [], "handed": []}
     for before, one, age in zip(moments, moments[1:], ages[1:], strict=False):
@@ -174,7 +174,7 @@ SERVICE_FAMILIES = (
 
 
 def metrics(status: Mapping[str, Any]) -> bytes:
-    """The same in Prometheus' text format."""
+    """Yields the status in Prometheus' text format."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest  # optional: only who serves metrics has it
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -217,7 +217,7 @@ HEADERS = {
 
 
 class Reply(NamedTuple):
-    """What is asked for, as it is sent."""
+    """An answer as it is sent."""
 
     status: int
     kind: str
@@ -228,7 +228,7 @@ OF_ANOTHER = Reply(421, "text/plain; charset=utf-8", b"This is a page of 127.0.0
 
 
 class Page:
-    """Answers while it is entered. The port is taken when it is made: 0 takes any free one."""
+    """Serves the page inside a `with` block. It takes its port when it is made; 0 takes any free one."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], port: int) -> None:
         self.status = status
@@ -242,7 +242,7 @@ class Page:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(EVERY,), name="solar-page")
 
     def answer(self, path: str) -> Reply:
-        """What is at this path."""
+        """Returns what is at this path."""
         status = self.status()
         if path == "/":
             return Reply(
@@ -274,7 +274,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((HERE, port), _Handler)
 
     def service_actions(self) -> None:
-        """Once in EVERY seconds, or more often: the moments that the page draws."""
+        """Notes a moment for the page, at least once in EVERY seconds."""
         moments = self.of.moments
         if not moments or time.monotonic() - moments[-1].at >= EVERY / 2:
             with suppress(Exception):  # of data that just end: the next moment is told again

@@ -1,4 +1,4 @@
-"""Steps: the Run of a shared reader, whose batches lie in memory that jobs may map."""
+"""Steps: the Run of a shared reader, whose batches lie in memory that jobs can map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solar.values import PartScript, RunPart
 
 
 class Steps:
-    """A native Run of steps. They are taken one after another, as bytes: for each part of a field a row a sample."""
+    """A native Run of steps, which are taken in order, as bytes: one row per sample for each part of a field."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Steps:
             self._run.part(one.source, part.field, *terms, own, None, part.pack)
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: None = None) -> None:
-        """The next steps, whose memory has so many samples each."""
+        """Appends steps, whose memory has room for these numbers of samples."""
         self._run.append(np.ascontiguousarray(sizes), [columns(one) for one in scripts])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """Returns the memory of the next step. Raises WaitTimeout after so many seconds, or the error of the step.
+        """Returns the memory of the next step. Raises WaitTimeout after `seconds`, or the error of the step.
 
-        A step that failed was taken, too.
+        A step that failed counts as taken.
         """
         assert number == self._begun, "steps are taken one after another"
         assert seconds is not None
@@ -70,19 +70,19 @@ class Steps:
 
     @property
     def broken(self) -> bool:
-        """Whether what went wrong was more than one step's: nothing comes any more."""
+        """Whether the run failed as a whole, so that no further step comes."""
         return self._begun > self._run.counts()["steps"]
 
     def let_go(self, number: int) -> None:
-        """Whoever took it has it."""
+        """Releases a step that was handed over."""
 
     def counts(self) -> dict[str, int]:
-        """What was read, held and found."""
+        """Returns what was read, held and found."""
         return self._run.counts()
 
     def fail(self, why: Exception) -> None:
-        """Nobody else has to know."""
+        """Does nothing: no other rank has to know."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the run."""
         self._run.close(LAST_WAIT)

@@ -1,4 +1,4 @@
-"""Window: what is planned at a time, and whose batches these are. Member: a job, and how far it is."""
+"""Window: what is planned at a time, and for which jobs. Member: a job, and how far it has come."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ class Member:
 
     @property
     def known(self) -> int:
-        """How many batches it has told."""
+        """The number of batches whose samples it has sent."""
         return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
 
     def skip(self, more: int) -> None:
-        """What it has made by itself is planned no more, nor what it makes so until the steps before have been made."""
+        """Skips batches that it makes by itself, and those that it will make so before planned steps are ready."""
         if (made := self.ledger.made) > self.planned:
             self.planned = made + more
 
     def forget(self) -> None:
-        """Lets go of epochs of which all is planned, and announced or on its way: an order takes 4 bytes a sample."""
+        """Frees epochs of which everything is planned and announced. An order takes 4 bytes per sample."""
         while len(self.epochs) > 1 and self.forgotten + len(self.epochs[0].starts) - 1 <= self.planned:
             self.forgotten += len(self.epochs.pop(0).starts) - 1
 
     @property
     def longest(self) -> int:
-        """The batches of its longest epoch."""
+        """The number of batches of its longest epoch."""
         return max((len(one.starts) - 1 for one in self.epochs), default=0)
 
     def stretch(self, begin: int, end: int) -> SampleUses:
-        """These of its batches, as far as it has told them."""
+        """Returns these of its batches, as far as it has sent their samples."""
         rows, which, sizes, at = [], [], [], self.forgotten
         for one in self.epochs:
             own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
@@ -83,16 +83,16 @@ class Member:
         )
 
     def done(self, number: int) -> bool:
-        """Whether it looks at this batch no more."""
+        """Returns whether it no longer needs this batch."""
         return self.left or self.ledger.made > number
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for a batch that is not there yet."""
+        """Whether it waits for a batch that is not ready yet."""
         return not self.left and self.ledger.waits > self.announced
 
     def look(self, now: float) -> bool:
-        """Notes how long it takes for a batch, without what it waits for one. Whether it made one since."""
+        """Notes how long it takes for a batch, not counting the time that it waits. Returns whether it finished one."""
         made = self.ledger.made
         before, since, waited_before = self._seen
         if made > before:
@@ -103,13 +103,13 @@ class Member:
         return made > before
 
     def detach(self, why: str) -> None:
-        """It gets no more: what it has not taken may be overwritten from here on."""
+        """Serves it no more: what it has not taken may be overwritten from now on."""
         self.why, self.left = why, True
         self.ledger.gone(self.ledger.made)
 
 
 class Share:
-    """What a member has of a step."""
+    """A member's part of a step."""
 
     __slots__ = ("member", "nbytes", "number", "places")
 
@@ -120,7 +120,7 @@ class Share:
 def split_script(
     scripts: list[PartScript], uses: SampleUses, steps: int
 ) -> Iterator[tuple[int, int, list[PartScript]]]:
-    """Each with its first step, and the one behind its last. Where samples are of several rows they stay whole."""
+    """Returns each stretch with its first step and its end. Samples of several rows stay whole."""
     every = len(uses.starts) - 1
     if any(isinstance(one.script.rows, Listing) for one in scripts):
         steps = every
@@ -151,7 +151,7 @@ def cut_part(part: PartScript, begin: int, end: int) -> PartScript:
 
 
 def parcels_of(parcels: Transfers | None, begin: int, end: int) -> Transfers | None:
-    """What travels in these of its steps."""
+    """Returns what travels between nodes in these steps."""
     if parcels is None:
         return None
     first, last = begin * parcels.letters, end * parcels.letters
@@ -165,14 +165,14 @@ def parcels_of(parcels: Transfers | None, begin: int, end: int) -> Transfers | N
 
 
 def reach(scripts: list[PartScript], samples: int, before: float) -> float:
-    """How far into the data a stretch's last read of the first field lies, 0 to 1; `before` where nothing is read."""
+    """Returns how far into the data a stretch reads in the first field, from 0 to 1; `before` if it reads nothing."""
     script = scripts[0].script
     loads = script.loads if len(script.loads) else script.start
     return float(loads[-1]) / max(1, samples) if len(loads) else before
 
 
 class WindowShare(NamedTuple):
-    """What a window has of a member: from this batch to that. What it tells later is of the next window."""
+    """The batches of a member that a window plans. What the member sends later belongs to the next window."""
 
     member: Member
     begin: int
@@ -181,13 +181,13 @@ class WindowShare(NamedTuple):
     rate: float = 1.0  # batches a step
 
     def within(self, begin: int, end: int) -> slice:
-        """Which of its batches are in these steps, counted from its first one here."""
+        """Returns which of its batches are in these steps, counted from its first one here."""
         found = np.searchsorted(self.steps, (begin, end))
         return slice(int(found[0]), int(found[1]))
 
 
 class Wants(NamedTuple):
-    """What the jobs of one node want of a window, in numbers."""
+    """What the jobs of one node want of a window, as numbers."""
 
     longest: int  # batches of the longest epoch of one of them
     steps: int  # until the last of them has all that it told
@@ -198,7 +198,7 @@ class Wants(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is planned at a time: whose batches, and how many steps a segment has."""
+    """What is planned at a time: for which batches, and how many steps a segment has."""
 
     members: list[WindowShare]
     length: int
@@ -208,7 +208,7 @@ class Window(NamedTuple):
 
 
 def wanted_by(members: Sequence[WindowShare], rows: int, room: int, pace: float) -> Wants:
-    """What these want; `rows` are those of a sample, `pace` is that of the fastest."""
+    """Returns what these members want. `rows` are the rows of a sample, `pace` is that of the fastest member."""
     return Wants(
         max((one.member.longest for one in members), default=0),
         max((1 + int(one.steps[-1]) for one in members), default=0),
@@ -233,7 +233,7 @@ def admitted(every: Sequence[Wants]) -> list[bool]:
 
 
 def stretch(data: SharedData, members: Sequence[WindowShare], begin: int, end: int) -> SampleUses:
-    """What all of these want in these steps, once; it ends before where none wants more."""
+    """Returns what these members use in these steps, each sample once. It ends early where none wants more."""
     if members:
         return shared_steps(own_of(members, begin, end))[0]
     which = np.empty(0, np.int64) if any(piece.dataset for piece in data.pieces) else None
@@ -241,7 +241,7 @@ def stretch(data: SharedData, members: Sequence[WindowShare], begin: int, end: i
 
 
 def own_of(members: Sequence[WindowShare], begin: int, end: int) -> list[SampleUses]:
-    """What each wants in these steps: in some of them nothing, if it has a batch in every second one, say."""
+    """Returns what each member uses in these steps, which may be nothing in some of them."""
     found = []
     for one in members:
         here = one.within(begin, end)
@@ -254,10 +254,10 @@ def own_of(members: Sequence[WindowShare], begin: int, end: int) -> list[SampleU
 
 
 def take_turns(members: Sequence[Member], rates: Sequence[float], *, others: bool = False) -> list[WindowShare]:
-    """What they want that is not planned, each at its own rate. Steps that nobody would have a batch in there are not.
+    """Returns the batches of members that are not planned yet, each member at its own rate, without empty steps.
 
-    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it. With `others`
-    there are jobs on other nodes, which have batches in the other steps.
+    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it. With `others`,
+    jobs on other nodes have batches in the other steps.
     """
     pairs = zip(members, rates, strict=True)
     at = [((np.arange(one.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
@@ -269,9 +269,9 @@ def take_turns(members: Sequence[Member], rates: Sequence[float], *, others: boo
 
 
 def shares_of(data: SharedData, members: list[WindowShare], begin: int, steps: int) -> list[list[Share]]:
-    """Of each of these steps what the members have of it.
+    """Returns the parts of the members in each of these steps.
 
-    It is worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
+    They are computed again when the Run gets the steps: kept from planning, those of a window would take 128 MiB.
     """
     own = own_of(members, begin, begin + steps)
     found: list[list[Share]] = [[] for _ in range(steps)]
@@ -293,7 +293,7 @@ def shares_of(data: SharedData, members: list[WindowShare], begin: int, steps: i
 
 
 def fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
-    """Whether a Run made for the others can hold what these do."""
+    """Returns whether a Run that was made for the other parts can hold these."""
     pairs = zip(parts, others, strict=True)
     return len(parts) == len(others) and all(
         one.pages <= other.pages and (one.page, one.stored, one.pack) == (other.page, other.stored, other.pack)

@@ -36,7 +36,7 @@ TWICE = (
 
 
 class KeptActivations:
-    """What is kept at present, counted: bytes as they are, and as they would be without compression."""
+    """Counts what is kept at present: its bytes, and what they would be without compression."""
 
     def __init__(self) -> None:
         self.nbytes = self.exact_nbytes = 0
@@ -114,7 +114,7 @@ def compress_saved(bound: str | Mapping[str, float], method: str, fraction: floa
 
 
 class _Left:
-    """A tensor that was saved as it is; nobody may have written to it since."""
+    """A tensor that was saved as it is. Nobody may have written to it since."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x, self.version = x, x._version
@@ -136,21 +136,21 @@ class _Memory:
 
 
 class _Block:
-    """What is kept of it in one way."""
+    """One compressed form of it."""
 
     def __init__(self, packed: ShapeAlone, layer: str, memory: _Memory) -> None:
         self.packed, self.layer, self.memory = packed, layer, memory
 
 
 class _Saved:
-    """A tensor in packed memory: how it lies in it."""
+    """A tensor in compressed memory, and how it lies there."""
 
     def __init__(self, block: _Block, x: torch.Tensor) -> None:
         self.block, self.shape, self.strides = block, x.shape, x.stride()
 
 
 class _Packer:
-    """The hooks, and which layer is at work."""
+    """The hooks, and the layer that is being computed."""
 
     def __init__(self, bound: str | Mapping[str, float], smooth: bool, fraction: float, each: Each) -> None:
         self.kept, self.each = KeptActivations(), each
@@ -170,7 +170,7 @@ class _Packer:
     # --- which layer ----
 
     def enter(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        """Before a module is called."""
+        """Runs before a module is called."""
         if threading.get_ident() != self._thread or isinstance(module, DistributedDataParallel):
             return
         if not self._running:
@@ -185,7 +185,7 @@ class _Packer:
         self._running.append(module)
 
     def leave(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
-        """After a module was called, also where it has failed."""
+        """Runs after a module was called, even if it failed."""
         if threading.get_ident() != self._thread or module not in self._running:
             return None
         while self._running.pop() is not module:
@@ -207,7 +207,7 @@ class _Packer:
                 raise ValueError(f"the model {type(model).__name__} has no layer {name!r}{hint}")
 
     def _look(self, output: Any) -> torch.Tensor | None:
-        """The output of a step that is looked at; its gradient is, when it comes."""
+        """Returns the output of a step that is measured; its gradient is measured when it arrives."""
         if not isinstance(output, torch.Tensor):
             raise ValueError(
                 f'bound="auto" looks at the gradient of what the model gives, which must be one tensor, not '
@@ -228,7 +228,7 @@ class _Packer:
     # --- packing ----
 
     def pack(self, x: torch.Tensor) -> _Saved | _Left:
-        """What is kept instead of a tensor that autograd saves."""
+        """Returns what is kept in place of a tensor that autograd saves."""
         if not self._running or _is_parameter(x) or x.layout != torch.strided:
             return _Left(x)
         if x.untyped_storage().data_ptr() in self._inputs:
@@ -244,7 +244,7 @@ class _Packer:
             return _Saved(self._block(plain, pack), plain)
 
     def _how(self, x: torch.Tensor) -> Callable[[torch.Tensor], ShapeAlone] | None:
-        """What packs a tensor, or None if it is to be left alone."""
+        """Returns what packs a tensor; None if it is left alone."""
         ours = type(x) is torch.Tensor and x.device.type == "cpu"
         if not ours or not SMALL <= x.numel() <= x.untyped_storage().nbytes() // x.itemsize:
             return None
@@ -263,7 +263,7 @@ class _Packer:
         return partial(PackedTensor, bound=bound, each=self.each, relative=self._bounds is None, smooth=smooth)
 
     def _bound(self, x: torch.Tensor, smooth: bool) -> float | None:
-        """That of a tensor that the layer at work saves."""
+        """Returns the bound of a tensor that the current layer saves."""
         if self._choice is not None:
             return self._choice.share(self._layer(), x.numel())
         if self._bounds is None:
@@ -274,7 +274,7 @@ class _Packer:
         return self._bounds.get(layer)
 
     def _layer(self) -> str:
-        """The name of the innermost module that has one."""
+        """Returns the name of the innermost module that has one."""
         return next((self._names[one] for one in reversed(self._running) if one in self._names), "")
 
     def _block(self, x: torch.Tensor, pack: Callable[[torch.Tensor], ShapeAlone]) -> _Block:
@@ -296,7 +296,7 @@ class _Packer:
         weakref.finalize(held, self.kept._add, -nbytes, -exact_nbytes).atexit = False
 
     def unpack(self, saved: _Saved | _Left) -> torch.Tensor:
-        """The tensor, as far as it was kept."""
+        """Returns the tensor, within its bound."""
         if isinstance(saved, _Left):
             return saved.restored()
         if torch.is_grad_enabled():
@@ -309,13 +309,13 @@ class _Packer:
 
 
 def _is_parameter(x: torch.Tensor) -> bool:
-    """Whether it is one, or a view of one, such as its transpose."""
+    """Returns whether a tensor is a parameter, or a view of one, such as its transpose."""
     whole = x._base if x._base is not None else x
     return whole.is_leaf and whole.requires_grad
 
 
 def tensor_places(given: Any) -> Iterator[int]:
-    """Where the tensors lie that a model is given."""
+    """Yields where the tensors lie that a model gets as input."""
     if isinstance(given, torch.Tensor):
         if given.layout == torch.strided:
             yield given.untyped_storage().data_ptr()

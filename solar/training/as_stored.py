@@ -34,19 +34,19 @@ class Effort:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller they are."""
+        """How many times smaller the chunks are."""
         return self.nbytes / max(1, self.stored)
 
     @property
     def off(self) -> float:
-        """The root of the mean square difference."""
+        """The root of the mean square error."""
         return math.sqrt(self.squares / max(1, self.values))
 
 
 class AsStored:
-    """A dataset of an open file, and codecs as `solar compress` would make them of those asked for.
+    """A dataset of an open file, with codecs as `solar compress` would make them.
 
-    Where the bounds are relative all values are read once, as `solar compress` does. `progress` takes its Progress.
+    If bounds are relative, all values are read once, as `solar compress` does. `progress` takes its Progress.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AsStored:
         self._per_row = math.prod(self._grid.counts[1:])
 
     def chunks(self, rows: Array) -> Chunks:
-        """The chunks that hold some samples, as they are."""
+        """Returns the chunks that hold some samples, as they are."""
         return {row: self._row(row) for row in sorted({int(one) // self._grid.chunk[0] for one in rows})}
 
     def _row(self, row: int) -> list[Array]:
@@ -83,7 +83,7 @@ class AsStored:
         return [self._pieces.chunks(number, 1)[0] for number in range(first, first + self._per_row)]
 
     def samples(self, rows: Array, chunks: Chunks) -> Array:
-        """The samples of these chunks, in the order asked."""
+        """Returns the samples of these chunks, in the order asked."""
         each = self._grid.chunk[0]
         whole = {row: self._join(row, arrays) for row, arrays in chunks.items()}
         return np.stack([whole[int(one) // each][int(one) % each] for one in rows])
@@ -98,7 +98,7 @@ class AsStored:
         return joined
 
     def back(self, codec: Codec, chunks: Chunks, effort: Effort) -> Chunks:
-        """The chunks encoded and decoded again. Adds size, time and error to `effort`."""
+        """Returns the chunks after encoding and decoding. Adds size, time and error to `effort`."""
         flat = [array for arrays in chunks.values() for array in arrays]
         stored = list(self._pool.map(codec.encode, flat))
         decoded = [np.empty_like(array) for array in flat]
@@ -118,5 +118,5 @@ class AsStored:
         return {row: [next(parts) for _ in arrays] for row, arrays in chunks.items()}
 
     def real(self, values: Array) -> NDArray[np.bool_]:
-        """Which values were measured: finite ones that do not mean "missing"."""
+        """Returns which values were measured: finite ones that do not mean "missing"."""
         return self._marks.real(values)

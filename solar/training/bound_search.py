@@ -102,15 +102,15 @@ class Tuned:
     labels: str = ""  # why its values are rather compared for equality than measured
 
     def shares(self, changes: Sequence[Change]) -> list[float]:
-        """The changes in each state, as shares of the noise there."""
+        """Returns the changes in each state, as shares of the noise there."""
         return [noise_share(change.size, noise.size) for change, noise in zip(changes, self.noises, strict=True)]
 
     def shared(self, rung: Rung) -> list[float]:
-        """The same for the part of the changes that all batches share."""
+        """Returns the part of the changes that all batches share, in each state, as shares of the noise there."""
         return [noise_share(change.shared, noise.size) for change, noise in zip(rung.changes, self.noises, strict=True)]
 
     def chosen(self, fraction: float) -> Rung:
-        """The last rung at which, as at all below it, no state's gradient changes by more of its noise than that."""
+        """Returns the last rung up to which no state's gradient changes by more than this fraction of its noise."""
         found = self.rungs[0]
         for rung in self.rungs[1:]:
             if not max(self.shares(rung.changes)) <= fraction:
@@ -120,7 +120,7 @@ class Tuned:
 
     @property
     def unit(self) -> float:
-        """Returns how far apart values are whose stored numbers are one apart, in the unit of the bounds."""
+        """Returns the distance of values whose stored numbers are one apart, in the unit of the bounds."""
         return float(self.part.unit)
 
     @property
@@ -139,7 +139,7 @@ def noise_share(size: float, noise: float) -> float:
 
 
 def made(build: Any, named: str, weights: str | None, seed: int) -> nn.Module:
-    """The model that `build()` gives under a seed, with weights from a file if there are any."""
+    """Returns the model that `build()` makes under a seed, with weights from a file if there are any."""
     if isinstance(build, nn.Module):
         model: Any = build
     elif callable(build):
@@ -172,7 +172,7 @@ def load_state(model: nn.Module, path: str) -> None:
 
 
 def loss_of(name: str, inputs: Sequence[str], targets: Sequence[str]) -> Loss:
-    """The loss of LOSSES between what the model makes of the inputs, in its own type, and the one target."""
+    """Returns the loss of LOSSES between the model's output for the inputs, in its own type, and the one target."""
     if len(targets) != 1:
         raise PlanError(f"--loss {name} compares with one target, not with {len(targets)}: give --target NAME")
     (target,), kind = targets, LOSSES[name]
@@ -204,7 +204,7 @@ def training_states(
     named: str = "at the start",
     progress: ProgressCallback = lambda done, of: None,
 ) -> list[State]:
-    """The model as it is, and as it is after so many steps of Adam on batches of the file."""
+    """Returns the model as it is, and as it is after this many steps of Adam on batches of the file."""
     states = [State(named, task.model)]
     if steps:
         model = copy.deepcopy(task.model).to(task.device)
@@ -234,7 +234,7 @@ def measure(
     batches: int | None,
     progress: ProgressCallback = lambda done, of: None,
 ) -> Tuned:
-    """What each bound on the field `name`, with the others as they are, does to the gradients of random batches.
+    """Returns what each bound on the field `name`, with the others unchanged, does to the gradients of random batches.
 
     `progress` takes how many batches are done, and of how many.
     """
@@ -274,7 +274,7 @@ def measure(
 
 
 def check_task(task: Training, batches: int | None) -> None:
-    """PlanError or LayoutError where a measurement of these fields could only fail later."""
+    """Raises PlanError or LayoutError if a measurement of these fields would only fail later."""
     parameters_of(task.model)
     try:
         torch.zeros(1, device=task.device)
@@ -299,7 +299,7 @@ def _batches(samples: int, batch: int, asked: int | None) -> int:
 
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
-    """Random numbers from this seed, on the host and on the device; afterwards torch's are as they were."""
+    """Draws random numbers from this seed inside the block, on host and device; then restores torch's state."""
     kind = torch.device(device).type
     mps = torch.mps.get_rng_state() if kind == "mps" else None  # which fork_rng does not know how to ask
     others = [] if kind in ("cpu", "mps") else [torch.device(device)]
@@ -364,14 +364,14 @@ class _Kept:
 
 
 class _Seen:
-    """What kind of numbers the values are, a batch at a time."""
+    """What kind of numbers the values are, collected a batch at a time."""
 
     def __init__(self, seed: int) -> None:
         self.whole, self._counts, self._sum, self._values = True, True, 0.0, 0
         self._rng = np.random.default_rng([seed, 3])
 
     def add(self, values: NDArray[Any], real: NDArray[np.bool_]) -> NDArray[Any] | None:
-        """Takes note of those that are real; of counts, gives others such as a second measurement might have given."""
+        """Adds the measured values. For counts, returns others that a second measurement might have given."""
         some = values[real]
         self.whole = self.whole and bool((some == np.rint(some)).all())
         self._counts = self._counts and self.whole and bool(((some >= 0) & (some < LARGEST_COUNT)).all())
@@ -385,5 +385,5 @@ class _Seen:
 
     @property
     def sigma(self) -> float | None:
-        """Of counts: what Poisson's law says they are uncertain by, as a root mean square."""
+        """Returns the uncertainty of counts by Poisson's law, as a root mean square."""
         return math.sqrt(self._sum / self._values) if self._counts and self._values else None

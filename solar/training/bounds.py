@@ -20,9 +20,9 @@ class Choice:
     """The bounds of layers as shares of their values' root mean square.
 
     A choice takes FEWEST steps. In each, the gradient is taken as it is, for the noise between batches, and once more
-    for some of the layers, with these rounded to a bound COARSER times theirs: how much does it change? A change grows
-    at most as its bound does. The changes of all layers together may be `fraction` of the noise; a layer's share of
-    them, squared, is its share of the numbers, which gives the fewest bits.
+    for some of the layers, with these rounded to a bound COARSER times theirs, to see how much it changes. A change
+    grows at most as its bound does. The changes of all layers together may be `fraction` of the noise; a layer's share
+    of them, squared, is its share of the numbers, which gives the fewest bits.
     """
 
     def __init__(self, fraction: float) -> None:
@@ -36,12 +36,12 @@ class Choice:
         self._changes: dict[str, float] = {}
 
     def share(self, layer: str, count: int) -> float:
-        """The bound of a layer's next so many numbers."""
+        """Returns the bound for the next `count` numbers of a layer."""
         self._counts[layer] = self._counts.get(layer, 0) + count
         return self.shares.setdefault(layer, FIRST)
 
     def begin(self) -> bool:
-        """Whether the step that begins is looked at."""
+        """Returns whether the step that begins is measured."""
         self._counts.clear()
         since = next((self._steps - early for early in reversed(EARLY) if self._steps >= early), 0)
         looked = min(since, self._steps % EVERY) < FEWEST
@@ -49,7 +49,7 @@ class Choice:
         return looked
 
     def look(self, model: nn.Module, output: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Takes the parameters' gradients for this one of the output."""
+        """Measures the parameters' gradients for this gradient of the output."""
         if self._sketch is None:
             self._parameters = parameters_of(model)
             self._sketch = Sketch(self._parameters, 0)

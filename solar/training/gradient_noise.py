@@ -24,7 +24,7 @@ Gradients = NDArray[np.float64]  # of batches, one a row
 
 @dataclass(frozen=True)
 class Noise:
-    """How far the gradient of one batch is from their mean."""
+    """How far the gradients of single batches are from their mean."""
 
     size: float  # the root of the mean square distance
     error: float  # standard error of `size`, as a share of it
@@ -33,17 +33,17 @@ class Noise:
 
 @dataclass(frozen=True)
 class Change:
-    """How far gradients of the same batches are from what they were."""
+    """How much the gradients of the same batches have changed."""
 
     size: float  # the root of the mean square
     shared: float  # what the changes of all batches have in common: it does not average out
 
 
 def noise_of(gradients: Gradients) -> Noise:
-    """The spread of a batch's gradient, estimated from some batches without bias.
+    """Returns the spread of a batch's gradient, estimated from some batches without bias.
 
-    The squared distances to the mean, times n / (n - 1), have the variance of one batch's gradient as their mean; how
-    much they differ says how well n of them tell it.
+    The squared distances to the mean, times n / (n - 1), have the variance of one batch's gradient as their mean; their
+    scatter tells how well n of them determine it.
     """
     batches = len(gradients)
     mean = gradients.mean(axis=0)
@@ -54,7 +54,7 @@ def noise_of(gradients: Gradients) -> Noise:
 
 
 def change_of(changes: Gradients) -> Change:
-    """The size of changes, and of their mean over all batches there are, estimated without bias from these."""
+    """Returns the size of changes, and of their mean over all possible batches, estimated from these without bias."""
     if not np.isfinite(changes).all():
         return Change(math.inf, math.inf)
     batches, squares = len(changes), float(np.square(changes).sum())
@@ -64,7 +64,7 @@ def change_of(changes: Gradients) -> Change:
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of which gradients are taken. PlanError where there are none, or not yet."""
+    """Returns the parameters whose gradients are taken. Raises PlanError if there are none, or not yet."""
     found = [one for one in model.parameters() if one.requires_grad]
     if any(isinstance(one, nn.UninitializedParameter) for one in found):
         raise PlanError(
@@ -76,10 +76,10 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 class Sketch:
-    """Gradients as few numbers, from which differences and means may be taken, and their lengths.
+    """Gradients as few numbers, which can be subtracted and averaged, and whose lengths can be taken.
 
-    Of more than NUMBERS_KEPT it keeps so many sums with random signs (a count sketch): linear, so that lengths are kept
-    to about sqrt(2 / NUMBERS_KEPT).
+    More than NUMBERS_KEPT are reduced to as many sums with random signs (a count sketch): that is linear, so lengths
+    are kept to about sqrt(2 / NUMBERS_KEPT).
     """
 
     def __init__(self, parameters: list[nn.Parameter], seed: int) -> None:
@@ -93,7 +93,7 @@ class Sketch:
             self._places = torch.randint(0, NUMBERS_KEPT, (count,), generator=drawn, dtype=torch.int32), signs
 
     def of(self, found: tuple[torch.Tensor | None, ...]) -> NDArray[np.float64]:
-        """The sketch of the parameters' gradients, None where the loss does not depend on one."""
+        """Returns the sketch of the parameters' gradients; None if the loss does not depend on one."""
         flat = torch.zeros(self._kept, dtype=torch.float64)
         at = 0
         for parameter, gradient in zip(self._parameters, found, strict=True):
@@ -115,7 +115,7 @@ def count_numbers(one: torch.Tensor) -> int:
 
 
 class Taker:
-    """Takes gradients of a model, all in the same way: with the same draws of dropout, from the same buffers."""
+    """Takes gradients of a model, always in the same way: with the same draws of dropout, from the same buffers."""
 
     def __init__(self, model: nn.Module, loss: Loss, seed: int) -> None:
         self._model, self._loss, self._seed = model, loss, seed
@@ -124,7 +124,7 @@ class Taker:
         self._sketch = Sketch(self._parameters, seed)
 
     def take(self, batch: Batch) -> NDArray[np.float64]:
-        """The gradient of a batch, or its sketch."""
+        """Returns the gradient of a batch, or its sketch."""
         torch.manual_seed(self._seed)
         self._model.train()
         value = loss_value(self._loss, self._model, batch)
@@ -136,7 +136,7 @@ class Taker:
 
 
 def loss_value(loss: Loss, model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The loss of a batch, a number that depends on the model; what the user's code raises says with which batch."""
+    """Returns the loss of a batch, a number that depends on the model. An error of the user's code names the batch."""
     try:
         value: Any = loss(model, batch)
     except Exception as error:  # theirs, of any kind: it goes on, with what it was given

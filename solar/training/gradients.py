@@ -65,7 +65,7 @@ class SentGradients:
 
     @property
     def bits(self) -> dict[str, int]:
-        """Of the layers that are sent in few."""
+        """The bits of the layers that are compressed."""
         return {self._names[one]: bits for one, bits in self._bits.items()}
 
     @staticmethod
@@ -73,7 +73,7 @@ class SentGradients:
         return one.dim() > 1 and one.numel() >= SMALL and one.dtype == torch.float32
 
     def averaged(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """The mean over ranks of the gradients in one of DDP's buckets."""
+        """Returns the mean over ranks of the gradients in one of DDP's buckets."""
         if bucket.index() == 0:
             if self._auto and self._steps % CHOSEN_EVERY == 1:
                 self._choose()
@@ -99,7 +99,7 @@ class SentGradients:
             one.copy_(mean.view_as(one))
 
     def _average(self, layers: list[tuple[nn.Parameter, torch.Tensor]], bits: int, bucket: int) -> None:
-        """Puts their mean into the layers' gradients: each rank takes that of its share of the rows."""
+        """Replaces the layers' gradients by their mean: each rank computes that of its share of the rows."""
         counts = [-(-one.numel() // SCALED) for one, _ in layers]
         share = -(-sum(counts) // self._ranks)
         rows, sizes = torch.zeros(share * self._ranks, SCALED), [*counts, share * self._ranks - sum(counts)]
@@ -132,9 +132,11 @@ class SentGradients:
                 self._largest[one] = float(part.abs().amax(1).square().mean())
 
     def _choose(self) -> None:
-        """MORE bits for the layers whose blocks have the largest numbers, as far as MORE_BYTES go: as rank 0 says.
+        """Chooses MORE bits for the layers whose blocks have the largest numbers, as far as MORE_BYTES allow, on rank
+        0.
 
-        A block's error goes with its largest number. So these save most error for each byte that they cost.
+        A block's error is proportional to its largest number, so these save the most error for each byte that they
+        cost.
         """
         bits = torch.full((len(self._bits),), FEW, dtype=torch.uint8)
         left = MORE_BYTES * sum(one.numel() for one in self._bits)
@@ -148,7 +150,7 @@ class SentGradients:
 
 
 def encode_rows(rows: Rows, bits: int) -> torch.Tensor:
-    """Bytes of rows, one row of bytes for each: its scale, and its numbers as multiples of that."""
+    """Returns one row of bytes for each row: its scale, and its numbers as multiples of that."""
     most = (1 << (bits - 1)) - 1
     scales = rows.abs().amax(1, keepdim=True) / most
     whole = (rows / scales).nan_to_num_(0.0, 0.0, 0.0).round_().to(torch.int8).view(torch.uint8)

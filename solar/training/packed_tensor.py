@@ -1,4 +1,4 @@
-"""The memory of one tensor in few bytes."""
+"""Keeps the memory of one tensor in fewer bytes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Each = Callable[..., Iterable[Any]]  # map, or that of a pool of threads
 
 
 def dense_tensor(x: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its numbers lie in memory without gaps, in whatever order of axes; else a copy."""
+    """Returns the tensor itself if its numbers lie in memory without gaps, in any order of axes; else a copy."""
     return x if _in_order(x).is_contiguous() else x.contiguous()
 
 
 def has_boxes(x: torch.Tensor) -> bool:
-    """Whether there are means of boxes to be taken: a batch, channels, and one to three axes in space."""
+    """Returns whether means of boxes can be taken: of a batch with channels and one to three axes in space."""
     return x.is_floating_point() and 3 <= x.dim() <= 5 and min(x.shape[2:]) >= POOLED
 
 
 class ShapeAlone:
-    """Of a dense tensor nothing but how it lies; its numbers come back as any numbers."""
+    """Only the shape and memory order of a dense tensor; its numbers come back arbitrary."""
 
     nbytes = 0
 
@@ -38,13 +38,13 @@ class ShapeAlone:
         self._like = x.shape, x.stride(), x.dtype
 
     def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
-        """A tensor that lies like it."""
+        """Returns a tensor of that shape and memory order."""
         shape, strides, dtype = self._like
         return torch.empty_strided(shape, strides, dtype=dtype)
 
 
 class SignsAlone(ShapeAlone):
-    """Of a dense tensor a bit for each number: it comes back as 1 where it is above 0, else as 0."""
+    """One bit for each number of a dense tensor: it comes back as 1 if it is above 0, else as 0."""
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__(x)
@@ -52,7 +52,7 @@ class SignsAlone(ShapeAlone):
         self.nbytes = self._bits.nbytes
 
     def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
-        """A tensor of the same signs."""
+        """Returns a tensor of the same signs."""
         x = super().restored(each)
         numbers = numbers_in_memory(x)
         numbers.copy_(torch.from_numpy(np.unpackbits(self._bits, count=len(numbers))))
@@ -62,8 +62,8 @@ class SignsAlone(ShapeAlone):
 class PackedTensor(ShapeAlone):
     """A dense tensor, each number within a bound; 0 is bit for bit.
 
-    The bound is a share of their root mean square if it is `relative`. Of `smooth` ones the means of small boxes are
-    kept as they are, and the bound is for the rest.
+    The bound is a share of their root mean square if it is `relative`. For `smooth` ones, the means of small boxes are
+    kept exactly, and the bound is for the rest.
     """
 
     def __init__(self, x: torch.Tensor, bound: float, each: Each, relative: bool = False, smooth: bool = False) -> None:
@@ -78,7 +78,7 @@ class PackedTensor(ShapeAlone):
         self.nbytes = sum(map(len, self._chunks)) + (0 if self._low is None else self._low.nbytes)
 
     def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
-        """The tensor, its numbers rounded once more to a bound so many times larger."""
+        """Returns the tensor, with its numbers rounded once more to a bound this many times larger."""
         x = super().restored(each)
         numbers = numbers_in_memory(x)
         for _ in each(self._codec.decode, self._chunks, _pieces(numbers)):
@@ -90,12 +90,12 @@ class PackedTensor(ShapeAlone):
 
 
 def _in_order(x: torch.Tensor) -> torch.Tensor:
-    """The axes as they lie in memory, the outermost first."""
+    """Returns the axes as they lie in memory, the outermost first."""
     return x.permute(sorted(range(x.dim()), key=lambda axis: x.stride()[axis], reverse=True))
 
 
 def numbers_in_memory(x: torch.Tensor) -> torch.Tensor:
-    """Those of a dense tensor as they lie in memory, of complex ones both parts; it shares them."""
+    """Returns the numbers of a dense tensor in memory order, without a copy; of complex ones, both parts."""
     flat = _in_order(x).view(-1)
     if flat.is_complex():
         return torch.view_as_real(flat).view(-1)
@@ -107,7 +107,7 @@ def _pieces(numbers: torch.Tensor) -> list[NDArray[Any]]:
 
 
 def _size_of(numbers: torch.Tensor) -> float:
-    """The root of the mean square."""
+    """Returns the root of the mean square."""
     return float(torch.linalg.vector_norm(numbers)) / math.sqrt(numbers.numel())
 
 
@@ -118,7 +118,7 @@ def _means(x: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(means: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """To each value of x the mean of its box."""
+    """Returns, for each value of x, the mean of its box."""
     spread = functional.interpolate(means, scale_factor=POOLED)
     for axis, edge in enumerate(x.shape[2:], 2):
         spread = spread.narrow(axis, 0, edge)

@@ -1,7 +1,7 @@
 """Where a tile lies in its chunk and in the array.
 
-A row of `words` is one chunk as int32. Kernels are told how long rows are and read nothing behind them, whatever a
-chunk says.
+A row of `words` is one chunk as int32. Kernels get the length of rows and read nothing behind them, whatever a chunk
+says.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def set_bits(of):
-    """How many bits are set; LLVM knows this sum and makes one instruction of it."""
+    """Returns how many bits are set; LLVM recognises this sum and makes it one instruction."""
     x = of.to(tl.uint32)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -24,7 +24,7 @@ def set_bits(of):
 
 @triton.jit
 def field(words, at, i, width, end):
-    """The `width` bits (0 to 32) of field i of the block at word `at`, for arrays of each; 0 behind `end`."""
+    """Returns the `width` bits (0 to 32) of field i of the block at word `at`, for arrays of each; 0 behind `end`."""
     bit = i * width
     word = at + (bit >> 5)
     shift = (bit & 31).to(tl.uint32)
@@ -38,7 +38,7 @@ def field(words, at, i, width, end):
 
 @triton.jit
 def tiles_of(words):
-    """How many tiles the chunk has."""
+    """Returns how many tiles the chunk has."""
     zy = tl.load(words + 8)
     z, y, x = zy & 0xFFFF, (zy >> 16) & 0xFFFF, tl.load(words + 9) & 0xFFFF
     along_zy = tl.cdiv(tl.load(words + 5), z) * tl.cdiv(tl.load(words + 6), y)
@@ -47,7 +47,7 @@ def tiles_of(words):
 
 @triton.jit
 def extent_of(words, tile):
-    """A tile's extents z, y, x, and its first value's position in the array."""
+    """Returns a tile's extents z, y, x, and its first value's position in the array."""
     zy = tl.load(words + 8)
     z, y, x = zy & 0xFFFF, (zy >> 16) & 0xFFFF, tl.load(words + 9) & 0xFFFF
     all_z, all_y, all_x = tl.load(words + 5), tl.load(words + 6), tl.load(words + 7)
@@ -60,7 +60,7 @@ def extent_of(words, tile):
 
 @triton.jit
 def entry_of(words, tile, tiles, stride):
-    """A tile's first word, the word behind it, its predictor, coder, runs and origin."""
+    """Returns a tile's first word, the word behind it, its predictor, coder, runs and origin."""
     at = 20 + (tl.load(words + 3) >> 2) + 3 * tile
     limit = tl.minimum(tl.load(words + 18) >> 2, stride) - 2
     following = tl.load(words + at + 3, mask=tile + 1 < tiles, other=0)
@@ -71,5 +71,5 @@ def entry_of(words, tile, tiles, stride):
 
 @triton.jit
 def words_a_run(ITEMSIZE: tl.constexpr):
-    """How many words a run of values kept bit for bit takes."""
+    """Returns how many words a run of values kept bit for bit takes."""
     return 3 if ITEMSIZE == 8 else 2

@@ -26,7 +26,7 @@ class Decoder:
     """Decodes batches of one field's chunks, each of one sample, where they lie.
 
     On a CUDA device Triton's kernels decode, in the current stream, without waiting for anything; on the host the
-    native decoder does. `inspect` belongs before the copy to the device: it checks what a kernel could not report.
+    native decoder does. Call `inspect` before the copy to the device: it checks what a kernel could not report.
     """
 
     def __init__(
@@ -45,16 +45,17 @@ class Decoder:
         self._launch = _launch(device, dtype, out, self._tables) if _by_kernels(device) else None
 
     def inspect(self, host: NDArray[np.uint8], lengths: NDArray[np.int64], checked: bool = False) -> Heads:
-        """What must be known of the chunks at the start of each of these rows; a damaged one is a CodecError.
+        """Returns what decoding needs to know about the chunks at the start of these rows. Raises CodecError for a
+        damaged one.
 
-        Rows of an encoded view (io/reading/encoded.py) were `checked` when they were read: they are not once more.
-        The inside of tiles is covered by the checksum alone. A chunk that was made to lie there gives wrong values on
-        the device, where the host's decoder refuses it; it never leads out of its row or its sample.
+        Rows of an encoded view (io/reading/encoded.py) were `checked` when they were read, and are not checked again.
+        The inside of tiles is covered by the checksum alone. A chunk made with bad intent gives wrong values on the
+        device, where the host's decoder refuses it; it never reaches beyond its row or its sample.
         """
         return self._inspector(host, lengths, checked)
 
     def decode(self, encoded: torch.Tensor, lengths: NDArray[np.int64], heads: Heads, out: torch.Tensor) -> None:
-        """Fills `out` [batch, *shape] from the chunk at the start of each row of `encoded`, of which `heads` tells."""
+        """Fills `out` [batch, *shape] from the chunk at the start of each row of `encoded`, described by `heads`."""
         self._check(encoded, heads, out)
         if self._nbytes == 0 or len(out) == 0:
             return
@@ -109,7 +110,7 @@ def _launch(device: torch.device, dtype: torch.dtype, out: torch.dtype, tables: 
 
 
 def _bfloat16_of(bits: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """The bfloat16 nearest to each float32, ties to even; a NaN keeps what fits of it (native/src/codec/half.cpp)."""
+    """Returns the nearest bfloat16, ties to even; a NaN keeps the bits that fit (native/src/codec/half.cpp)."""
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(nan, bits >> 16 | 0x40, rounded).astype(np.uint16)

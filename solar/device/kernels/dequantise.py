@@ -1,7 +1,6 @@
 """From integers to the bits of values, and to their places in the array.
 
-Values are carried as their bits: what NaN a half gets, and that one fused operation makes a value, is then no matter of
-the machine's conversions.
+Values are carried as their bits, so that neither the conversion of NaNs nor fused operations depend on the machine.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -20,7 +19,7 @@ def double_word(words, at, mask):
 
 @triton.jit
 def number(words, at, sixteenths, ITEMSIZE: tl.constexpr, REAL: tl.constexpr):
-    """The step or the base at word `at` of the header, in the type that the values are worked out in."""
+    """Returns the step or the base at word `at` of the header, in the type used for computing values."""
     low = double_word(words, at, True)
     if REAL:
         real = low.to(tl.float64, bitcast=True)
@@ -32,7 +31,7 @@ def number(words, at, sixteenths, ITEMSIZE: tl.constexpr, REAL: tl.constexpr):
 
 @triton.jit
 def restored(v, quanta, step, base, ITEMSIZE: tl.constexpr, REAL: tl.constexpr):
-    """The values' bits, of the chunk's own type or, of short integers, in 32 bits."""
+    """Returns the values' bits, of the chunk's own type or, for short integers, in 32 bits."""
     if REAL and ITEMSIZE == 4:
         line = v.to(tl.float32)
         real = tl.fma(line, tl.zeros_like(line) + step, tl.zeros_like(line) + base)
@@ -49,7 +48,7 @@ def restored(v, quanta, step, base, ITEMSIZE: tl.constexpr, REAL: tl.constexpr):
 
 @triton.jit
 def stored(words, at, i, mask, ITEMSIZE: tl.constexpr):
-    """The bits of value i of those that begin at word `at`, as they were stored."""
+    """Returns the bits of value i of those that begin at word `at`, as they were stored."""
     if ITEMSIZE == 8:
         return double_word(words, at + 2 * i, mask)
     elif ITEMSIZE == 4:
@@ -61,7 +60,7 @@ def stored(words, at, i, mask, ITEMSIZE: tl.constexpr):
 
 @triton.jit
 def float16_of(bits):
-    """The float16 nearest to a float32, ties to even; a NaN keeps what fits of it."""
+    """Returns the float16 nearest to a float32, ties to even; a NaN keeps the bits that fit."""
     sign = (bits >> 16) & 0x8000
     size = bits & 0x7FFFFFFF
     normal = (size - 0x38000000 + 0xFFF + ((size >> 13) & 1)) >> 13
@@ -73,7 +72,7 @@ def float16_of(bits):
 
 @triton.jit
 def bfloat16_of(bits):
-    """The same of bfloat16."""
+    """Returns the bfloat16 nearest to a float32, ties to even; a NaN keeps the bits that fit."""
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | 0x40, rounded)
 
@@ -90,7 +89,7 @@ def put(out, at, bits, mask, HALF: tl.constexpr):
 
 @triton.jit
 def place_of(i, y, x, array_y, array_x):
-    """Where value i of a tile with rows of x and planes of y rows lies, from the tile's first in the array."""
+    """Returns where value i of a tile with rows of x and planes of y rows lies, from the tile's first in the array."""
     row = i // x
     plane = row // y
     return (plane * array_y + row - plane * y) * array_x + i - row * x

@@ -1,7 +1,7 @@
 """The coder dense on the device: the 32 coders of a tile are the lanes of one warp.
 
-Nothing but the words asked for goes from lane to lane: who asks is one vote of the warp, and each lane counts those
-before it. The places lie in global memory and stay in the first cache: 68 KB for all 17 tables.
+Lanes exchange only requests for words: a vote of the warp tells who needs one, and each lane counts the votes before
+its own. The places lie in global memory and stay in the first-level cache: 68 KB for all 17 tables.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -16,7 +16,7 @@ from solar.device.kernels.chunk import entry_of, extent_of, field, set_bits, til
 
 @triton.jit
 def vote(which):
-    """A number with a bit for each lane."""
+    """Returns a number with a bit for each lane."""
     return tl.sum(which.to(tl.int32) << tl.arange(0, 32), 0)
 
 
@@ -27,7 +27,7 @@ def those_before(votes):
 
 @triton.jit
 def step(halves, stream_words, table, state, bits, counts, taken):
-    """One symbol of each coder, and the coders after it; `taken` counts the words taken from the stream."""
+    """Decodes one symbol of each coder. Returns the symbols and the coders after it; `taken` counts the words used."""
     few = counts < 10
     votes = vote(few)
     mine = taken + those_before(votes)
@@ -42,7 +42,7 @@ def step(halves, stream_words, table, state, bits, counts, taken):
 
 @triton.jit
 def escaped(symbol, which, votes, words, at, count, taken):
-    """The symbols with those that are escapes replaced by the next escaped values."""
+    """Returns the symbols with escapes replaced by the next escaped values."""
     mine = taken + those_before(votes)
     return tl.where(which, tl.load(words + at + mine, mask=which & (mine < count), other=0), symbol)
 

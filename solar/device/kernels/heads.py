@@ -1,4 +1,4 @@
-"""Heads: the facts about a batch of encoded chunks that the host needs before a device decodes it."""
+"""Heads: what the host needs to know about a batch of encoded chunks before a device decodes it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FLAGS_AT, TABLES_AT = 8, 64  # where a chunk says that its tables are inside, an
 
 @dataclass(frozen=True)
 class Heads:
-    """How large a batch's tiles are, and which tables its chunks need.
+    """The sizes of a batch's tiles, and the tables that its chunks need.
 
-    Made once the checksums of all its chunks were found right, by `Decoder.inspect` or by whoever read them.
+    It is made once the checksums of all its chunks were found right, by `Decoder.inspect` or when they were read.
     """
 
     tiles: int  # of the chunk that has most
@@ -33,10 +33,10 @@ class Heads:
 
 
 class Inspector:
-    """Looks at chunks of one field, a chunk a row, each `nbytes` of numbers of the type of `like`.
+    """Looks at chunks of one field, one per row, each with `nbytes` of numbers of the type of `like`.
 
-    What was checked when it was read need not be again: then only headers and directories are looked at, and a chunk
-    is checked whole where it names tables that none before did, has them inside, or says what no reading asks about.
+    What was checked when it was read is not checked again: then only headers and directories are looked at, and a chunk
+    is checked whole only if it names new tables, contains tables, or has something that reading does not check.
     """
 
     def __init__(self, like: NDArray[Any], nbytes: int, tables: bytes) -> None:
@@ -44,7 +44,7 @@ class Inspector:
         self._known = {0: NOWHERE}  # checksum of tables -> where they are
 
     def __call__(self, rows: NDArray[np.uint8], lengths: NDArray[np.int64], checked: bool = False) -> Heads:
-        """What must be known of them. CodecError for what is amiss; where they are `checked`, for what is elsewhere."""
+        """Returns the facts about the chunks. Raises CodecError for damage that reading has not checked."""
         lengths = np.ascontiguousarray(lengths, np.int64)
         where = self._named(rows, lengths) if checked and len(rows) and self._nbytes else self._check(rows, lengths)
         return make_heads(rows, where, self._nbytes)
@@ -53,7 +53,7 @@ class Inspector:
         return _native.check_chunks(rows, lengths, self._like, self._nbytes, self._tables)
 
     def _named(self, rows: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Where the tables of checked chunks are, by the checksums that they name."""
+        """Returns where the tables of checked chunks are, by the checksums that they name."""
         sums = np.ascontiguousarray(rows[:, TABLES_AT : TABLES_AT + 8]).view("<u8")[:, 0]
         doubtful = (rows[:, FLAGS_AT] & 1 != 0) | doubtful_chunks(rows, sums)
         where = np.full(len(rows), INSIDE, np.uint8)
@@ -87,7 +87,7 @@ def make_heads(rows: NDArray[np.uint8], where: NDArray[np.uint8], nbytes: int) -
 
 
 def doubtful_chunks(rows: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which chunks have a step that is no number, or tiles of the coder `dense` and name no tables."""
+    """Returns which chunks have a step that is no number, or tiles of the coder `dense` and name no tables."""
     steps = np.ascontiguousarray(rows[:, 48:64]).view("<f8")
     found: NDArray[np.bool_] = (rows[:, 7] == 0) & ~np.isfinite(steps).all(1)
     bare = sums == 0
@@ -98,14 +98,14 @@ def doubtful_chunks(rows: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArra
 
 
 def tile_counts(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """How many tiles each chunk has; its shape, and a tile's."""
+    """Returns how many tiles each chunk has, its shape, and a tile's."""
     shape = np.ascontiguousarray(rows[:, 16:32]).view("<u4").astype(np.int64)
     tile = np.ascontiguousarray(rows[:, 32:38]).view("<u2").astype(np.int64)
     return shape[:, 0] * (-(-shape[:, 1:] // tile)).prod(1), shape, tile
 
 
 def _needs_two(rows: NDArray[np.uint8], tiles: NDArray[np.int64]) -> bool:
-    """Whether a tile is interpolated, in the order of patches, or summed along both y and z."""
+    """Returns whether a tile is interpolated, in the order of patches, or summed along both y and z."""
     predictors = _of_tiles(rows, tiles, 4)
     if (predictors >= LEARNED).any():
         raise CodecError(
@@ -116,7 +116,7 @@ def _needs_two(rows: NDArray[np.uint8], tiles: NDArray[np.int64]) -> bool:
 
 
 def _of_tiles(rows: NDArray[np.uint8], tiles: NDArray[np.int64], byte: int) -> NDArray[np.uint8]:
-    """A byte of each entry of each chunk's directory; of the first once more where others have more tiles."""
+    """Returns a byte of each entry of each chunk's directory, repeating the first if other chunks have more tiles."""
     directory = 80 + np.ascontiguousarray(rows[:, 12:16]).view("<u4")[:, 0].astype(np.int64)
     tile = np.arange(tiles.max())
     entries = np.where(tile < tiles[:, None], directory[:, None] + 12 * tile, directory[:, None])

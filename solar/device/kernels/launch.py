@@ -1,4 +1,4 @@
-"""Launches the kernels: how many programs, how much scratch memory, which tables."""
+"""Launches the kernels: decides how many programs, how much scratch memory, which tables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Launch:
         )
 
     def _tables_of(self, words: torch.Tensor, sets: Any) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """The set of each chunk, how far one is from the next, and all sets' places."""
+        """Returns the set of each chunk, the distance from one set to the next, and the places of all sets."""
         if (sets == sets[0]).all() and sets[0] < 2:
             return self._uniform[sets[0]], 0, self._places
         inside = sets >= 2

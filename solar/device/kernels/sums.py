@@ -1,7 +1,7 @@
 """From residuals to integers: fields of fixed width, sums along axes, interpolation.
 
-A tile's integers lie in global memory, in room of the tile's own that its program alone uses, between barriers: the
-extents of tiles are the chunk's choice, and 64 KB go through the second cache in less time than the words are fetched.
+A tile's integers lie in global memory, in room that only its program uses, between barriers: the chunk decides the
+extents of tiles, and 64 KB pass through the second-level cache in less time than fetching the words takes.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -16,7 +16,7 @@ from solar.device.kernels.chunk import field
 
 @triton.jit
 def summed(values):
-    """The sum of a vector, modulo 2**32: the interpreter of Triton 3.7 refuses to let it wrap, a device does not."""
+    """Returns the sum of a vector modulo 2**32. The interpreter of Triton 3.7 refuses overflow, a device does not."""
     return tl.sum(values.to(tl.int64), 0).to(tl.int32)
 
 
@@ -84,7 +84,7 @@ def run_on(values, count, LENGTH: tl.constexpr):
 
 @triton.jit
 def summed_row(values, i, x, along_x, mask):
-    """What value i is after the sums along x: of running sums over the tile, less that before its row."""
+    """Returns value i after the sums along x: from running sums over the tile, less the one before its row."""
     value = tl.load(values + i, mask=mask, other=0)
     if along_x:
         before = i - i % x - 1
@@ -111,7 +111,7 @@ def sum_planes(values, out, count, y, x, along_x, ROWS: tl.constexpr, COLUMNS: t
 
 @triton.jit
 def halfway(a, b, c, d, before, after):
-    """What is foretold halfway between b and c on a b . c d: `before`, a is there; `after`, how many of c and d are."""
+    """Returns the prediction between b and c on a b . c d. `before`: a exists; `after`: how many of c and d do."""
     two = tl.where(before, (9 * (b + c) - a - d + 8) >> 4, (3 * b + 6 * c - d + 4) >> 3)
     one = tl.where(before, (6 * b + 3 * c - a + 4) >> 3, (b + c + 1) >> 1)
     none = tl.where(before, (3 * b - a + 1) >> 1, b)
@@ -120,7 +120,7 @@ def halfway(a, b, c, d, before, after):
 
 @triton.jit
 def one_pass(residuals, values, z, y, x, h, AXIS: tl.constexpr, LENGTH: tl.constexpr):
-    """Foretells the points halfway along one axis from those known; returns how many they are."""
+    """Predicts the points halfway along one axis from known ones. Returns how many they are."""
     many_z = (z + h - 1) // (2 * h) if AXIS == 0 else tl.cdiv(z, h)
     many_y = tl.cdiv(y, 2 * h) if AXIS == 0 else (y + h - 1) // (2 * h) if AXIS == 1 else tl.cdiv(y, h)
     many_x = (x + h - 1) // (2 * h) if AXIS == 2 else tl.cdiv(x, 2 * h)

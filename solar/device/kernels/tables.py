@@ -1,7 +1,7 @@
-"""Makes the coding tables of chunks into the states of the coder dense.
+"""Turns the coding tables of chunks into the states of the coder dense.
 
-What is worked out is FORMAT.md's sentence on a table's places, turned round: a place asks which symbol it has and how
-many places of that symbol come before it.
+FORMAT.md defines the places of each symbol. Here each place computes which symbol it has, and how many places of that
+symbol come before it.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def byte(words, at, end):
-    """The byte at `at`, counted from the first word; 0 behind `end`."""
+    """Returns the byte at `at`, counted from the first word; 0 behind `end`."""
     return (tl.load(words + (at >> 2), mask=at < end, other=0) >> (8 * (at & 3))) & 255
 
 
