@@ -44,7 +44,7 @@ def steps(full: bool, record: bool, readme: bool = False) -> list[Step]:
             Step(["bench", "--scenes", "contiguous_64k", "auto_gzip", *end], 260),
             Step(["bench.buffer", "--scenes", *README_BUFFER, "--epochs", "20", *end], 1500),
             Step(["bench.far", "--delays", "20", *end], 260),
-            Step(["bench.serve", "--jobs", "8", "--ways", "page_cache", "alone", "study", *end], 240),
+            Step(["bench.serve", "--jobs", "8", "--ways", "torch", "alone", "study", *end], 240),
             Step(["bench.shapes", "--scenes", "rows_million", *end], 400),
             Step(["bench.utilisation", *end], 200),
         ]

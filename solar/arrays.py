@@ -9,28 +9,31 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.buffer import LoaderBuffer, begin_pass
+from solar.buffer.buffer_memory import AheadSpec
 from solar.buffer.buffer_size import Profile, Size
-from solar.buffer.buffered_pass import AheadSpec, BufferedPass, batch_needs
-from solar.buffer.rank_group import placed
-from solar.errors import PlanError, ReadError, SolarError
-from solar.io.system.waiting import SAID_AFTER, WaitTimeout, until
+from solar.errors import PlanError, ReadError
+from solar.io.system.waiting import SAID_AFTER, until
+from solar.loader.batch_queue import BatchFuture, BatchQueue, begin_epoch, failed_batch
+from solar.loader.batch_sources import FOLDED, ReaderBatches, RunBatches, assembly, of_reader, of_run
 from solar.loader.stats import Stats
-from solar.loader.way import FOLDED, Left, ReaderBatches, RunBatches, assembly, of_reader, of_run
 from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
+from solar.samples.dataset import H5Dataset
 from solar.samples.field_checks import BFLOAT16
 from solar.samples.pending import NBYTES_AHEAD, TENSOR_KINDS, PendingBatch, leaves, samples_of
-from solar.samples.source import SampleSource, look_at_files, sample_source
+from solar.samples.source import SampleSource, sample_source
 from solar.samples.transform import transformed_by_key
 from solar.values import World
+
+if TYPE_CHECKING:
+    from solar.buffer.buffered_pass import BufferedPass
 
 
 class Loader:
@@ -141,51 +144,58 @@ class Loader:
 def _epoch(
     source: SampleSource, state: SamplerState, buffered: LoaderBuffer, stats: Stats, limits: tuple[int | None, float]
 ) -> Iterator[Any]:
-    """Yields the batches of an epoch: as they were read as long as they need nothing else, then the others."""
+    """Yields the batches of an epoch: as they are read for as long as they need nothing else, then from a queue."""
     (ahead, timeout), indices, asked = limits, Indices(state), time.perf_counter()
-    position, most = indices.position, ahead or source.batches_ahead
-    planned = _begin_pass(source, state, buffered, indices, AheadSpec(most, 0), timeout)
+    pace = AheadSpec(ahead or source.batches_ahead, 0)
+    passes: list[BufferedPass] = []  # one, if batches come from the buffer
+
+    def begin(replaced: ReadError | None) -> None:
+        passes.extend(filter(None, [begin_pass(buffered, source, indices, state, pace, replaced)]))
+        for one in passes:
+            one.draw()
+
+    queue = BatchQueue(indices, indices.position, partial(_begin_batch, source, passes, indices.position), stats,
+                       pace.ahead, NBYTES_AHEAD if ahead is None else sys.maxsize)  # fmt: skip
     try:
-        stats.waited("start" if planned is None else "plan", time.perf_counter() - asked)
-        sizes = (most, NBYTES_AHEAD if ahead is None else sys.maxsize)
-        batches: Iterator[Any] = indices if planned is None else planned
-        begun = deque[Left]()
-        if (found := _direct_source(source, planned, indices, state.batch_size or 0, sizes)) is not None:
+        begin_epoch(begin, source, source, buffered, queue.position, timeout, gone=True)
+        stats.waited("plan" if passes else "start", time.perf_counter() - asked)
+        found = _direct_source(source, passes, queue, state.batch_size or 0)
+        for one in passes:
+            queue.indices, queue.most, queue.most_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
+        if found is not None:
             try:
-                yield from _direct_batches(found, position, stats, timeout)
+                yield from _direct_batches(found, queue.position, stats, timeout)
             finally:
-                begun.extend(found.leave())
-            batches = found.indices
-        if planned is not None:
-            sizes = (planned.ahead, sys.maxsize)  # it has a size
-        start = source.start if planned is None else planned.start
-        yield from _batches(source, position, stats, begun, batches, start, sizes, timeout)
-        state.finish(position)
-        state.set_epoch(position.epoch + 1)
+                begun = [_batch(source, queue.position, *one) for one in found.leave()]
+                queue.go_on(begun, found.indices, found.begun)
+        yield from _queued_batches(queue, source.first, timeout)
+        state.finish(queue.position)
+        state.set_epoch(queue.position.epoch + 1)
         stats.epoch()
     finally:
-        if planned is not None:
-            planned.leave()
+        queue.clear()
+        for one in passes:
+            one.leave()
 
 
 def _direct_source(
-    source: SampleSource, planned: BufferedPass | None, indices: Indices, samples: int, sizes: tuple[int, int]
+    source: SampleSource, passes: list[BufferedPass], queue: BatchQueue, samples: int
 ) -> RunBatches | ReaderBatches | None:
-    """Returns where batches come from that need nothing but to be read; None where they need more."""
+    """Returns where batches come from that need nothing but to be read; None if they need more."""
     if source.first.transform is not None or any(field is not None for field in leaves(source.first.fields)):
         return None
     assemble = assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
     if assemble is None:
         return None
-    if planned is None:
-        return of_reader(indices, source, assemble, samples, *sizes, None)
-    return of_run(planned, assemble, None)
+    if passes:
+        return of_run(passes[0], assemble, None)
+    return of_reader(queue.indices, source, assemble, samples, queue.most, queue.most_nbytes, None)
 
 
 def _direct_batches(
     found: RunBatches | ReaderBatches, position: EpochPosition, stats: Stats, timeout: float
 ) -> Iterator[Any]:
-    """Yields batches as they come, until one needs more or fails; the long way goes on with that one."""
+    """Yields batches as they come, until one needs more or fails; the queue goes on with that one."""
     held, handed_out = (found.ahead + 1) * found.nbytes, 0.0  # the next is begun before one is handed out
     stats.held(held)
     try:
@@ -193,7 +203,7 @@ def _direct_batches(
             asked = time.perf_counter()
             try:
                 came = found.take(0.0) or until(found.take, min(timeout or SAID_AFTER, SAID_AFTER))
-            except Exception:  # whatever it is, the long way meets it
+            except Exception:  # whatever it is, the queue meets it
                 return
             if came is None:
                 return
@@ -212,111 +222,67 @@ def _direct_batches(
         stats.held(-held)
 
 
-def _batches(
-    source: SampleSource,
-    position: EpochPosition,
-    stats: Stats,
-    begun: deque[Left],
-    batches: Iterator[Any],
-    start: Callable[[Any, int], tuple[PendingBatch, Any]],
-    sizes: tuple[int, int],
-    timeout: float,
-) -> Iterator[Any]:
-    """Yields batches that are converted, transformed or cut when they are there. `sizes` limits those on their way."""
-    (most, nbytes_ahead), drained, room, handed_out = sizes, False, 0, 0.0
-    held = sum(_nbytes(one) for one in begun)
-    stats.held(held)
-    try:
-        while True:
-            asked = time.perf_counter()
-            stats.busy(asked - handed_out if handed_out else 0.0)
-            while not drained and len(begun) <= min(most, room):
-                samples = next(batches, None)
-                if drained := samples is None:
-                    break
-                begun.append(start(samples, position.epoch))
-                nbytes = _nbytes(begun[-1])
-                stats.held(nbytes)
-                held += nbytes
-                room = max(0, nbytes_ahead // max(1, nbytes) - 1)
-            if not begun:
-                break
-            batch, seconds = _make(source, position, begun[0], timeout)
-            one = begun.popleft()
-            assert not isinstance(one, Exception), "it would have been raised"
-            pending, called = one
-            position.advance()
-            handed_out = time.perf_counter()
-            held -= pending.nbytes
-            stats.handed_out(len(called), pending.nbytes, pending.counts(), handed_out - asked, *seconds)
-            if drained and not begun:
-                stats.whole()
-            del one, pending, called  # or their memory would stay while the batch is used
-            yield batch
-            del batch
-    finally:
-        stats.held(-held)
-        begun.clear()
+def _queued_batches(queue: BatchQueue, dataset: H5Dataset, timeout: float) -> Iterator[Any]:
+    """Yields batches that are converted, transformed or cut when they are there."""
 
-
-def _nbytes(one: Left) -> int:
-    return 0 if isinstance(one, Exception) else one[0].nbytes
-
-
-def _begin_pass(
-    source: SampleSource,
-    state: SamplerState,
-    buffered: LoaderBuffer,
-    indices: Indices,
-    pace: AheadSpec,
-    timeout: float,
-) -> BufferedPass | None:
-    """Begins an epoch that is read by the loader's buffer; None where there is none. A replaced file is an error."""
-    position, planned = indices.position, None
-    replaced = look_at_files(source, source, buffered, timeout, gone=True)
-    try:
-        if replaced is None or buffered.has_mates(position.order):  # other ranks are told of it, too
-            room = buffered.room(source, state, position.order, partial(batch_needs, source, pace), replaced)
-            if room is not None:
-                planned = BufferedPass(buffered, room, source, indices, position, state, pace)
-                planned.draw()
-        if replaced is not None:
-            raise placed(replaced)
-        return planned
-    except BaseException:
-        if planned is not None:
-            planned.leave()
-        raise
-    finally:
-        del replaced  # or it and this frame, which is in its traceback, would keep each other alive
-
-
-def _make(source: SampleSource, position: EpochPosition, one: Left, timeout: float) -> tuple[Any, tuple[float, float]]:
-    """Waits for a batch, and transforms its samples. Returns it, and the seconds of its transform and collation."""
-    if isinstance(one, Exception):
+    def wait(future: BatchFuture) -> Any:
         try:
-            raise one
+            return future.wait(timeout or None)
         finally:
-            del one  # or it and this frame, which is in its traceback, would keep each other alive
-    pending, called = one
+            del future  # or it and an error, whose traceback has this frame, would keep each other alive
+
+    handed_out = 0.0
+    while True:
+        asked = time.perf_counter()
+        queue.stats.busy(asked - handed_out if handed_out else 0.0)
+        queue.fill()
+        if not queue:
+            return
+        one, batch = queue.take(wait, dataset, timeout)
+        handed_out = time.perf_counter()
+        pending, seconds = one.pending, (one.transform_seconds, one.collate_seconds)
+        queue.stats.handed_out(one.samples, pending.nbytes, pending.counts(), handed_out - asked, *seconds)
+        if queue.drained and not queue:
+            queue.stats.whole()
+        del one, pending  # or their memory would stay while the batch is used
+        yield batch
+        del batch
+
+
+def _begin_batch(
+    source: SampleSource, passes: list[BufferedPass], position: EpochPosition, indices: Any, number: int
+) -> BatchFuture:
+    start = passes[0].start if passes else source.start
+    return _batch(source, position, *start(indices, position.epoch))
+
+
+def _batch(
+    source: SampleSource, position: EpochPosition, pending: PendingBatch | Exception, called: Any
+) -> BatchFuture:
+    if isinstance(pending, Exception):
+        return failed_batch(pending, called)
+    return BatchFuture(pending, len(called), partial(_make, source.first, position, called))
+
+
+def _make(dataset: H5Dataset, position: EpochPosition, called: Any, future: BatchFuture, seconds: float | None) -> Any:
+    """Waits for a batch, and transforms its samples."""
+    pending, transform = future.pending, dataset.transform
     try:
-        arrived = pending.arrived(timeout or None)
-    except SolarError as error:
-        raise placed(error) from error.__cause__
-    except WaitTimeout as error:
-        number = position.before[0] + position.batches
-        text = f"batch {number} of {source.first} did not come in {timeout:g} s: {error}"
-        raise placed(ReadError(text)) from None
-    transform = source.first.transform
-    if transform is None:
-        return pending.converted(arrived, as_arrays), (0.0, 0.0)
-    began = time.perf_counter()
-    seed = operator.index(position.order.sampler.seed)
-    keys = [(seed, position.epoch, position.repeat, name) for name in called.tolist()]
-    samples = samples_of(pending.converted(arrived, field_array))
-    samples = transformed_by_key(transform, samples, keys, source.first.thread_safe)
-    transformed_at = time.perf_counter()
-    return stacked(samples), (transformed_at - began, time.perf_counter() - transformed_at)
+        arrived = pending.arrived(seconds)
+        if transform is None:
+            return pending.converted(arrived, as_arrays)
+        began = time.perf_counter()
+        seed = operator.index(position.order.sampler.seed)
+        keys = [(seed, position.epoch, position.repeat, name) for name in called.tolist()]
+        samples = samples_of(pending.converted(arrived, field_array))
+        samples = transformed_by_key(transform, samples, keys, dataset.thread_safe)
+        transformed_at = time.perf_counter()
+        batch = stacked(samples)
+        future.transform_seconds = transformed_at - began
+        future.collate_seconds = time.perf_counter() - transformed_at
+        return batch
+    finally:
+        del future, pending
 
 
 def as_arrays(values: Any) -> Any:

@@ -41,7 +41,7 @@ def main() -> None:
     by, moment, victim, workers, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
     rank, ranks = rank_and_ranks(by)
     from solar import DataLoader, H5Dataset, PlanSampler
-    from solar.buffer.buffer import LoaderBuffer
+    from solar.buffer.planned_run import PlannedRun
     from solar.io.channels.meeting import Peers
 
     def die(after: float = 0.0) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
         Peers.meet = dying  # type: ignore[method-assign]
     if rank == victim and moment == "planning":
-        LoaderBuffer._plan = lambda *args, **named: die(0.5)  # type: ignore[assignment, method-assign]
+        PlannedRun._plan = lambda *args, **named: die(0.5)  # type: ignore[assignment, method-assign]
     data = H5Dataset(Path(folder, "scan.h5"), "x", transform=double if workers else None)
     sampler = PlanSampler(data, ranks, rank, seed=1)
     loader = DataLoader(data, BATCH, sampler=sampler, buffer=1 << 20, num_workers=workers, epochs=3)

@@ -10,12 +10,12 @@ from buffer_kit import chunked, generator, passes
 from kit import engine
 
 from solar import DataLoader
-from solar.buffer import buffer_size
+from solar.buffer import buffer_gain
 from solar.values import Storage
 
 
 def modelled(monkeypatch: pytest.MonkeyPatch, without: float, with_it: float) -> None:
-    monkeypatch.setattr(buffer_size, "model_gain", lambda *_: (without, with_it))
+    monkeypatch.setattr(buffer_gain, "model_gain", lambda *_: (without, with_it))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_batch_whose_transform_was_interrupted_comes_again(nbytes: int, tmp_pa
 
 def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     once = Interrupting(work.apart)
-    monkeypatch.setattr("solar.buffer.buffer.apart", once)
+    monkeypatch.setattr("solar.buffer.planned_run.apart", once)
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):

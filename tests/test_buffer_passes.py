@@ -60,7 +60,7 @@ def test_one_run_goes_through_all_passes_that_were_foreseen(order: str, dataset:
 def test_a_run_ends_exactly_where_the_last_epoch_does(dataset: Any) -> None:
     with loader_of(dataset, "by a generator", buffer=19_000, epochs=3) as loader:
         passes(loader, 3)
-        window = loader._buffered._window
+        window = loader._buffered.planned_run.window
         assert window is not None
         assert run_of(loader).counts()["held_bytes"] == 60 * window.policies[0].pinned
         assert run_of(loader).appended == 3 * len(loader)

@@ -268,7 +268,7 @@ def test_ranks_do_not_divide_them_by_where_they_lie(
     balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = data_of("random", tmp_path, "gzip")
-    monkeypatch.setattr("solar.buffer.buffer.those_of", lambda *_: run_kit)
+    monkeypatch.setattr("solar.buffer.buffer_memory.those_of", lambda *_: run_kit)
     monkeypatch.setattr(run_kit, "ranks", 2, raising=False)
     sampler: Any = PlanSampler(data, 2, 0)
     with pytest.raises(PlanError, match=f"has boxes, which are not divided among ranks .*balance='{balance}'; leave"):

@@ -22,7 +22,7 @@ from solar.device import ring as ring_module
 from solar.device.copier import DeviceCopier, DeviceForm
 from solar.errors import CodecError, PlanError
 from solar.io.system.waiting import WaitTimeout
-from solar.loader.batch_future import BatchFuture
+from solar.loader.batch_queue import BatchFuture
 from solar.loader.stats import Stats
 from solar.planning.budget import pooled_nbytes
 from solar.samples.pending import PendingBatch
@@ -163,7 +163,7 @@ def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
         iterator = iter(there)
         got = list(iterator)
         assert all_same(host, got)  # now: its batches would take what was adopted
-        if (copied := iterator._landing.ring.staged_nbytes) <= SAMPLES * each:
+        if (copied := iterator._starter.landing.ring.staged_nbytes) <= SAMPLES * each:
             break
     assert copied <= SAMPLES * each
     [device] = made
@@ -279,7 +279,7 @@ def test_a_break_leaves_no_thread_and_nothing_on_the_device(path: str, monkeypat
     while (landing_threads() - before or loader.stats()["resident_bytes"]) and time.monotonic() < until:
         time.sleep(0.01)
     assert not landing_threads() - before
-    assert loader._stats._landed == 0
+    assert loader._stats._levels["landed_bytes"] == 0
 
 
 def test_an_error_comes_when_the_turn_of_its_batch_does(pretended: str, path: str, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_who_waits_too_long_is_told_for_what_and_the_next_batch_lands() -> None:
         third.wait(0.5)
     second.forget()  # which has landed: its place is the third's
     assert third.wait(60).tolist() == [0, 1, 2]
-    assert landing._stats._landed == 0
+    assert landing._stats._levels["landed_bytes"] == 0
     landing.close()
 
 

@@ -125,7 +125,7 @@ def test_batches_are_read_to_memory_that_is_pinned_and_not_copied_on_the_host(
     for _epoch in range(9):  # until as much memory was adopted as batches take at once
         iterator = iter(loader)
         assert len(list(iterator)) == len(loader)
-        if (copied := iterator._landing.ring.staged_nbytes) == 0:  # type: ignore[attr-defined]
+        if (copied := iterator._starter.landing.ring.staged_nbytes) == 0:  # type: ignore[attr-defined]
             break
     assert copied == 0 and all(one.is_pinned() for one in loader._on_device._adopted._memory)
 

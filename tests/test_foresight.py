@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 
 from solar import DataLoader, H5Dataset
-from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.planned_run import PlannedRun
 from solar.planning.pass_uses import SampleUses, alone
 from solar.planning.planned_passes import Piece, PlannedPasses, policies_after
 from solar.planning.regions import whole_region
@@ -83,7 +83,7 @@ def test_samples_stay_for_the_next_epoch_where_the_loop_draws_as_much_as_before(
 
 def of_windows(dataset: H5Dataset, loader: DataLoader, orders: torch.Tensor, windows: Sequence[range]) -> Counts:
     """What the planner reads for passes in these orders, if those of each window are known when it begins."""
-    budget, found, last = loader._buffered._budget, [], None
+    budget, found, last = loader._buffered.planned_run.budget, [], None
     assert budget is not None
     starts = np.arange(0, 401, 16)
     uses = [alone(SampleUses(None, order.numpy().astype(np.int32), starts)) for order in orders]
@@ -115,13 +115,13 @@ COSTS: dict[str, tuple[Callable[[int], object], list[range]]] = {
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Counts]:
     """What the runs of loaders are told to read, pass by pass."""
     found: list[Counts] = []
-    append = LoaderBuffer._append
+    append = PlannedRun._append
 
-    def noted(buffered: LoaderBuffer, window: PlannedPasses) -> Any:
+    def noted(buffered: PlannedRun, window: PlannedPasses) -> Any:
         found.append(total(window.counts(window.next)))
         return append(buffered, window)
 
-    monkeypatch.setattr(LoaderBuffer, "_append", noted)
+    monkeypatch.setattr(PlannedRun, "_append", noted)
     return found
 
 

@@ -53,7 +53,7 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> type[Guest]:
 def trained(service: Path, data: Any) -> tuple[str, dict[str, int]]:
     order = PlanSampler(data, seed=1)
     with DataLoader(data, 4, sampler=order, service=str(service), buffer=0) as loader:
-        return epochs_of(loader, 1), loader._buffered._counts()
+        return epochs_of(loader, 1), loader._buffered.options.service.counts()
 
 
 def alone_once(data: Any) -> str:

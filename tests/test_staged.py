@@ -157,7 +157,7 @@ def test_what_is_decoded_keeps_its_sixteenth_and_what_is_read_takes_little(tmp_p
         data = H5Dataset(tmp_path / f"{name}.h5", "x")
         with DataLoader(data, 4, buffer="6MiB", sampler=PlanSampler(data), epochs=1, storage=SLOWED) as loader:
             assert sum(map(len, loader)) == 512
-            budget = loader._buffered._budget
+            budget = loader._buffered.planned_run.budget
             used = (budget.nbytes - budget.parts) - (budget.staged + 1) * pooled_nbytes(4 * 16384)
             found[name] = used / budget.nbytes
     assert found["plain"] <= 1 / 100

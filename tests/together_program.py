@@ -83,7 +83,7 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
             if case["break"] == [epoch, step]:
                 break
         epochs.append(steps)
-    buffered, together = loader._buffered, loader._buffered._rank_group
+    buffered, together = loader._buffered, loader._buffered.memory.rank_group
     assert together is not None
     if buffered._work is not None:
         buffered._work.stop()  # which may be handing the next epoch to the run

@@ -6,9 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeAlias
 
 from solar.errors import PlanError
 from solar.io.channels import detect
@@ -18,30 +16,22 @@ from solar.io.system import profile
 from solar.io.system.cores import reading_threads
 from solar.io.system.quantities import size, size_of
 from solar.planning.budget import Needs, divide_memory, wholes
-from solar.planning.planned_passes import PlannedPasses
-from solar.planning.regions import whole_region
-from solar.planning.units import Units, of_layout, uniform
-from solar.samples.row_windows import RowWindows
 from solar.values import Layout, Storage
 
 if TYPE_CHECKING:
-    from solar.planning.torch_shuffles import ShuffledUses
+    from solar.samples.row_windows import RowWindows
 
 Size: TypeAlias = int | float | str | None
 Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 
 AUTO = "auto"
+SERVICE_NBYTES = 1 << 62  # a service says itself whether its memory is enough
 FITS = "the files fit into the page cache"  # and nothing is decoded, as in most: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
 SMALL_PIECE, PIECE_SECONDS = 1024, 3e-7  # bytes of a sample that lie together: to find fewer takes longer than to copy
-WORTH_FORESIGHT = 0.95  # of the bytes, above which nobody is told that less could be read
-FORESEEN = 6  # epochs that are modelled for it, at most
 WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
-LEAST_EPOCH_SECONDS = (
-    0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
-)
-MIXED_BLOCK, MIXED_WORTH = 1 << 20, 0.5  # bytes of a block; of the exact shuffle's time, above which nobody is told
-MODEL, MODEL_EPOCHS = 20_000, 3  # samples of the small copy of the data set that is modelled; and its epochs
+LEAST_EPOCH_SECONDS = 0.02  # by which an epoch is shorter at least: a plan takes some milliseconds, its start more
+MODEL_EPOCHS = 3  # that are modelled
 
 
 def requested_bytes(buffer: Size) -> int | None:
@@ -145,6 +135,10 @@ def auto(
         return memory, "samples are put together from many small pieces once, not in each epoch"
     if memory < needs.least:
         return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
+    from solar.buffer.buffer_gain import model_gain  # loads the planner
+    from solar.planning.regions import whole_region
+    from solar.planning.units import of_layout
+
     units = [of_layout(layout) for layout in layouts]
     stored = sum(one.total_nbytes for one in units)
     kept = divide_memory(memory, batch, [needs], wholes([whole_region(one) for one in units])).parts
@@ -159,13 +153,6 @@ def auto(
     act = "copied and checked" if all(one.stays_encoded for one in layouts) else "decoded"
     why = f"chunks are {act} less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
-
-
-def small_pieces(layout: Layout) -> int:
-    """Returns how many chunks a sample lies in, if finding its pieces takes longer than copying them; else 0."""
-    chunks = [form.chunk[1:] for form in layout.forms if any(form.chunk)]
-    pieces = [math.prod(-(-n // chunk) for n, chunk in zip(layout.sample_shape, one, strict=True)) for one in chunks]
-    return max((one for one in pieces if one > 1 and layout.sample_nbytes < one * SMALL_PIECE), default=0)
 
 
 def all_of_it(
@@ -200,122 +187,13 @@ def all_of_it(
     return memory, f"each chunk is decoded once, where an epoch would decode {size(wanted)} or more"
 
 
-def model_gain(
-    units: Units,
-    batch: int,
-    memory: int,
-    storage: Storage,
-    epochs: int | None = None,
-    extents: RowWindows | None = None,
-) -> tuple[float, float]:
-    """Returns about how many seconds an epoch takes without a buffer, and with this much memory.
-
-    It is modelled on a smaller copy of the data set with smaller batches, for a later epoch unless there is but one.
-    """
-    epochs = min(epochs or MODEL_EPOCHS, MODEL_EPOCHS)
-    copy, batch, smaller = smaller_copy(units, batch)
-    order, extents = _fewer(copy.samples, extents, smaller)
-    terms: dict[str, Any] = {"batch": batch, "epochs": epochs, "extents": extents}
-    from solar.planning.job import predicted  # a model of the buffer, where it is asked for
-
-    without, with_it = (
-        predicted(order, copy, storage, memory=room, **terms).seconds * smaller for room in (0, int(memory / smaller))
-    )
-    return without, with_it
-
-
-def foresight(window: PlannedPasses, epochs: int | None) -> str:
-    """Describes how much less these epochs would read if their number were known; empty if hardly less.
-
-    It is modelled as a buffer's gain is, for the memory, batches and storage of this window.
-    """
-    if any(piece.in_blocks for piece in window.pieces):
-        return ""  # blocks, of which no smaller copy is made
-    from solar.planning.job import followed
-
-    epochs = min(epochs or FORESEEN, FORESEEN)
-    apart = rank_group = stored = 0.0
-    held = [plan.region.units for plan in window.plans]
-    for piece, units, room, storage in zip(window.pieces, held, window.shares, window.storages, strict=True):
-        copy, batch, smaller = smaller_copy(units, window.batch)
-        order, extents = _fewer(copy.samples, piece.extents, smaller)
-        terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
-        plans = [followed(order, copy, storage, **terms, known=known) for known in (1, epochs)]
-        one, all_ = (plan.outcome(range(epochs)).bytes * smaller for plan in plans)
-        apart, rank_group, stored = apart + one, rank_group + all_, stored + piece.units.total_nbytes
-    if rank_group >= WORTH_FORESIGHT * apart:
-        return ""
-    return (
-        "With a `generator` or a PlanSampler the next epochs would be known, and an epoch would read about "
-        f"{rank_group / stored:.1f} times the data instead of {apart / stored:.1f}, as modelled."
-    )
-
-
-def mixed_gain(window: PlannedPasses, epochs: int | None) -> str:
-    """Describes how much sooner an epoch would be read in a mixed order than in an exact shuffle; empty if not twice.
-
-    It is modelled as `foresight` is, with blocks of about 1 MiB and windows of half the memory.
-    """
-    if any(piece.extents is not None or piece.dataset for piece in window.pieces):
-        return ""  # samples of other kinds, or of several data sets, of which `solar plan --order mixed` says it
-    from solar.planning.job import predicted
-    from solar.planning.spread import REGIONS, regions_of_mixed, regions_of_shuffle
-    from solar.planning.torch_shuffles import mixed_uses, random
-
-    samples = window.pieces[0].region.items
-    whole = sum(piece.units.sample_nbytes for piece in window.pieces)
-    chunk = max(piece.units.per_unit for piece in window.pieces)
-    block = -(-max(1, MIXED_BLOCK // max(1, whole)) // chunk) * chunk
-    within = fitting_window(window) // 2
-    if within < 2 * block or within >= samples:
-        return ""
-    exact = mixed = 0.0
-    for piece, room, storage in zip(window.pieces, window.shares, window.storages, strict=True):
-        copy, batch, smaller = smaller_copy(piece.units, window.batch)
-        few = mixed_uses(copy.samples, min(block, copy.samples), max(block, int(within / smaller)), chunk)
-        terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": min(epochs or 3, 3)}
-        orders = random(copy.samples), few
-        one, other = (predicted(order, copy, storage, **terms).seconds * smaller for order in orders)
-        exact, mixed = exact + one, mixed + other
-    if mixed > exact * MIXED_WORTH or exact < LEAST_EPOCH_SECONDS:
-        return ""
-    step = window.batch
-    parts, usual = regions_of_mixed(samples, block, within, chunk, step), regions_of_shuffle(step)
-    return (
-        f'With PlanSampler(data, order="mixed", block={block}, window={within}) an epoch would be read in about '
-        f"{mixed:.2g} s instead of {exact:.2g}, as modelled; {step} samples would come from {parts:.0f} of {REGIONS} "
-        f"parts of the data instead of {usual:.0f}. See `solar plan FILE --order mixed` and docs/orders.md."
-    )
-
-
-def fitting_window(window: PlannedPasses) -> int:
-    """Returns the largest window of a mixed order, in samples, that fits into the memory of these passes."""
-    each = sum(piece.sample_nbytes for piece in window.pieces)
-    return sum(window.shares) // max(1, each)
+def small_pieces(layout: Layout) -> int:
+    """Returns how many chunks a sample lies in, if finding its pieces takes longer than copying them; else 0."""
+    chunks = [form.chunk[1:] for form in layout.forms if any(form.chunk)]
+    pieces = [math.prod(-(-n // chunk) for n, chunk in zip(layout.sample_shape, one, strict=True)) for one in chunks]
+    return max((one for one in pieces if one > 1 and layout.sample_nbytes < one * SMALL_PIECE), default=0)
 
 
 def rows_per_sample(extents: RowWindows | None) -> int:
     """Returns how many rows make up a sample."""
     return 1 if extents is None else extents.slots
-
-
-def _fewer(rows: int, extents: RowWindows | None, smaller: float) -> tuple[ShuffledUses, RowWindows | None]:
-    """Returns the samples of a smaller copy with this many rows, used equally often, and their order."""
-    from solar.planning.torch_shuffles import random
-
-    if extents is None:
-        return random(rows), None
-    samples = max(1, min(rows, round(len(extents) / smaller)))
-    column = np.zeros(1, np.int64)
-    thin = RowWindows(np.array([0, samples]), column, column, column + rows, max(1, rows // samples), extents.fields)
-    return random(samples), thin
-
-
-def smaller_copy(units: Units, batch: int) -> tuple[Units, int, float]:
-    """Returns a smaller copy of a data set, with smaller batches, and how many times smaller it is."""
-    samples = min(units.samples, MODEL)
-    smaller = units.samples / samples
-    stored = max(1, units.total_nbytes // max(units.units, 1))
-    copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
-    copy = replace(copy, encoded=units.encoded, packing=units.packing)
-    return copy, max(1, round(min(batch, units.samples) / smaller)), smaller

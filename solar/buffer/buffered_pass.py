@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from solar.buffer.buffer import LoaderBuffer
-from solar.buffer.located import HeldData, PassPlan, located, rows_of
-from solar.buffer.rank_group import RankGroup, RankMemory
+from solar.buffer.buffer import HeldData, LoaderBuffer
+from solar.buffer.buffer_memory import RankMemory, batch_needs
+from solar.buffer.located import located
+from solar.buffer.planned_run import PassPlan
 from solar.io.channels.progress import awaited
-from solar.io.reading.run import Run, Running, scratch_nbytes
-from solar.io.system.cores import reading_threads
-from solar.planning import budget
+from solar.io.reading.run import Run, Running
 from solar.planning.budget import AheadSpec as AheadSpec
-from solar.planning.budget import Needs, SampleBytes, divide_memory
+from solar.planning.budget import Needs, divide_memory
 from solar.planning.pass_uses import PassUses, alone
-from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
+from solar.samplers.epoch_position import Indices, SamplerState
 from solar.samplers.index_stream import Array, Pass, cut_at
 from solar.samples.constants import ConstantsOfBatch
 from solar.samples.dataset import H5Dataset, constants_of_batch
-from solar.samples.field_reader import FieldReader
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
 
 if TYPE_CHECKING:
+    from solar.buffer.rank_group import RankGroup
     from solar.samples.ragged_reader import InBlocks
 
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
@@ -48,13 +47,12 @@ class BufferedPass:
         room: RankMemory,
         source: SampleSource,
         batches: Indices,
-        position: EpochPosition,
         sampler_state: SamplerState,
         pace: AheadSpec,
     ) -> None:
         self.rank_group, nbytes, apart, self._epochs_left = room
         self._buffer, self._source, self._batches = buffer, source, batches
-        self._position, self._sampler_state, self._pace = position, sampler_state, pace
+        self._position, self._sampler_state, self._pace = batches.position, sampler_state, pace
         opened = source.first.opened()
         self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
@@ -256,11 +254,6 @@ class BufferedPass:
         samples, starts = self._cut
         self._drawn = cut_at((samples, starts[self._started :]))
 
-    def forget(self, pending: PendingBatch) -> None:
-        """Gives up a batch that failed or did not arrive in time."""
-        if isinstance(pending, BufferedBatch):
-            pending.forget()
-
     def leave(self) -> None:
         """Leaves the buffer: no more batches are taken."""
         if self._hold is not None:
@@ -278,36 +271,6 @@ def _in_blocks(source: SampleSource, which: Array | None, names: Array) -> InBlo
     from solar.samples.ragged_reader import InBlocks
 
     return InBlocks(source.datasets, which, names)
-
-
-def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
-    """Returns the memory that batches take while they are made and used (planning/budget.py)."""
-    if source.ragged:  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
-        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(source)]
-        from solar.samples.ragged_reader import most_blocks
-
-        batch = most_blocks(source.datasets, batch)
-    else:
-        fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in source.first.opened()]
-    if source.first.constants is not None:
-        fields.append(SampleBytes(0, source.first.constants.nbytes))
-    scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(source))
-    return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, inbox=inbox)
-
-
-def made_nbytes(opened: FieldReader) -> int:
-    """Returns the bytes of a converted sample; 0 if it stays as it was read."""
-    rows, made = opened.rows, []
-    picks = None if opened.extents is None else opened.extents.picks
-    if picks is not None:
-        made.append(picks.nbytes_in(rows.layout))
-    for at, field in enumerate(opened.fields):
-        if field is not None:
-            read = rows.shapes[at if rows.extents is not None else 0]
-            shape, dtype = field.shape_of(read if picks is None else picks.shape_in(rows.layout), rows.dtype)
-            made.append(math.prod(shape) * dtype.itemsize)
-    kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
-    return sum(made) + kept
 
 
 class BufferedBatch(PendingBatch):
@@ -350,5 +313,4 @@ class BufferedBatch(PendingBatch):
         return values
 
     def forget(self) -> None:
-        """Gives the batch up."""
         self._running.forget(self._number)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from solar.buffer.located import layouts_of_source, located, pieces_of, used_by
-from solar.errors import PlanError, ReadError, SolarError
-from solar.io.channels import detect
+from solar.buffer.buffer_memory import layouts_of_source
+from solar.buffer.located import located, pieces_of, used_by
+from solar.errors import PlanError, ReadError
 from solar.io.reading.reader import Rows
 from solar.io.reading.run import Run, Running, shared_nbytes
 from solar.io.system.waiting import RANKS_PATIENCE
@@ -29,11 +28,7 @@ from solar.values import RunPart
 if TYPE_CHECKING:
     from solar.io.channels.meeting import Peers
 
-log = logging.getLogger("solar")
-
 PATIENCE, PATIENCE_UNASKED = RANKS_PATIENCE, 60.0  # where somebody asked for a buffer, and where nobody did
-Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
-Balance = Literal["torch", "equal", "uneven"]
 
 
 class DividedPass(NamedTuple):
@@ -42,43 +37,6 @@ class DividedPass(NamedTuple):
     segment: PassUses
     batches: Pass  # the samples of its batches, as the dataset calls them
     facts: dict[str, Any]  # what must be the same on all ranks
-
-
-def check_exchange(exchange: str, balance: str | None) -> None:
-    """Raises ValueError for impossible values."""
-    if exchange not in get_args(Exchanges):
-        raise ValueError(f"exchange={exchange!r}: it is one of {', '.join(map(repr, get_args(Exchanges)))}")
-    if balance is not None and balance not in get_args(Balance):
-        raise ValueError(f"balance={balance!r}: it is None, or one of {', '.join(map(repr, get_args(Balance)))}")
-
-
-def those_of(exchange: str, order: IndexStream) -> Peers | None:
-    """Returns the ranks that share the samples; None if each process reads alone."""
-    if exchange == "off" or order.of_all(0) is None:
-        return None
-    replicas = order.sampler.num_replicas
-    if replicas == 1:
-        return None
-    from solar.io.channels.meeting import peers  # only where there are other ranks
-
-    found = peers(exchange)
-    if found is not None and found.ranks != replicas and exchange == "auto":
-        log.info(
-            "each process has a buffer of its own: the sampler divides among %d, and there are %d processes; with "
-            'exchange="read" those of a node share one, if all of them iterate',
-            replicas, found.ranks,
-        )  # fmt: skip
-        return None
-    return found
-
-
-def check_alone(balance: str | None) -> None:
-    """Raises PlanError if a single process is to divide samples among ranks."""
-    if balance in ("equal", "uneven"):
-        raise PlanError(
-            f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
-            "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
-        )
 
 
 class RankGroup:
@@ -242,21 +200,3 @@ class RankGroup:
     def pieces(self) -> list[Piece]:
         """Returns the pieces that this node plans: its region of each dataset."""
         return self._sharing.planned()
-
-
-class RankMemory(NamedTuple):
-    """The part of the buffer that a pass may use."""
-
-    rank_group: RankGroup | None  # with whom
-    nbytes: int
-    apart: int  # processes of this node that have as much each
-    epochs_left: int | None
-
-
-def placed(error: SolarError) -> SolarError:
-    """Returns the error with the rank that it happened on, where there are several."""
-    with suppress(PlanError):
-        world = detect()
-        if world.ranks > 1 and error.args:
-            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
-    return error

@@ -23,9 +23,10 @@ from solar.device.parts import is_plain, plain_parts, walked
 from solar.device.resident import ResidentBatch, without_kept
 from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
 from solar.io.system.waiting import GLANCE
-from solar.loader.batch_future import BatchFuture, ended_first
+from solar.loader.batch import span
+from solar.loader.batch_queue import BatchFuture, ended_first
+from solar.loader.batch_sources import DirectSource
 from solar.loader.stats import Stats
-from solar.loader.way import DirectSource
 from solar.samples.pending import leaves
 from solar.samples.source import Array
 
@@ -147,7 +148,7 @@ class DeviceCopier:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
-        future.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
+        future.ahead(self._pool, self._land_in_place, self._stopped, partial(span, "solar: wait for a batch to land"))
         return future.then(self._take_landed)
 
     def _land_in_place(self, future: BatchFuture, data: Any) -> OnDeviceBatch:

@@ -15,9 +15,9 @@ from solar import _native
 from solar.device.finish import DeviceFinish
 from solar.device.ring import SLOTS, Streams
 from solar.io.reading.engine import COUNT_NAMES
-from solar.loader.batch_future import ended_first
+from solar.loader.batch_queue import ended_first
+from solar.loader.batch_sources import DirectSource, Left, NotDirect, Taken
 from solar.loader.stats import Stats
-from solar.loader.way import DirectSource, Left, NotDirect, Taken
 
 if TYPE_CHECKING:
     from solar.device.copier import DeviceForm

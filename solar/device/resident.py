@@ -13,7 +13,7 @@ import torch
 from solar.device.cache import DeviceCache, Slots
 from solar.device.finish import as_signed
 from solar.device.parts import walked
-from solar.loader.batch_future import BatchFuture
+from solar.loader.batch_queue import BatchFuture
 from solar.samples.constants import ConstantsOfBatch
 from solar.samples.dataset import H5Dataset, constants_of_batch, start_batch_of
 from solar.samples.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from solar.buffer.buffered_pass import BufferedPass
 from solar.io.system.waiting import SAID_AFTER, until
-from solar.loader.batch import BatchMaker, here
-from solar.loader.batch_future import BatchFuture, profiling
-from solar.loader.collate import Collation
-from solar.loader.way import (
+from solar.loader.batch import BatchMaker, here, profiling
+from solar.loader.batch_queue import BatchFuture, failed_batch
+from solar.loader.batch_sources import (
     FOLDED,
     BatchFeed,
     DirectSource,
@@ -24,8 +22,13 @@ from solar.loader.way import (
     of_reader,
     of_run,
 )
+from solar.loader.collate import Collation
 from solar.samplers.epoch_position import EpochPosition
+from solar.samples.pending import PendingBatch
 from solar.samples.source import SampleSource
+
+if TYPE_CHECKING:
+    from solar.buffer.buffered_pass import BufferedPass
 
 
 class DirectBatches:
@@ -49,14 +52,14 @@ class DirectBatches:
         `asked` is when the loop asked for it, `last` when the loop got the one before; 0: there was none.
         """
         source, feed = self.source, self.feed
-        if profiling():  # the long way has its ranges
+        if profiling():  # the queue has its ranges
             raise NotDirect
         came = feed.take(0.0)
         if came is None:
             if not self._waits:
                 raise NotDirect
             came = until(feed.take, SAID_AFTER)
-            if came is None:  # the long way says what it waits for
+            if came is None:  # the queue says what it waits for
                 raise NotDirect
         parts, counts = came
         there = time.perf_counter()
@@ -83,20 +86,19 @@ class DirectBatches:
             self._stats.fold()
         return data, now
 
-    def leave(self, making: BatchMaker) -> list[BatchFuture | Exception]:
+    def leave(self, making: BatchMaker) -> list[BatchFuture]:
         """Returns the batches that are being read, so that the iterator can go on with them."""
-        future = list[BatchFuture | Exception]()
-        held = -self._held
-        for one in self.feed.leave():
-            if isinstance(one, Exception):
-                future.append(one)
-                continue
-            left = here(one[0], len(one[1]), making, ())
-            left.called = one[1]
-            held += one[0].nbytes
-            future.append(left)
-        self._stats.held(held)
-        return future
+        self._stats.held(-self._held)
+        return [begun_batch(pending, samples, making) for pending, samples in self.feed.leave()]
+
+
+def begun_batch(pending: PendingBatch | Exception, samples: Any, making: BatchMaker) -> BatchFuture:
+    """Returns a batch that is being read, or that failed, as one that is made when the loop takes it."""
+    if isinstance(pending, Exception):
+        return failed_batch(pending, samples)
+    future = here(pending, len(samples), making, ())
+    future.called = samples
+    return future
 
 
 def direct_source(

@@ -8,7 +8,7 @@ from typing import Any
 from solar.io.channels.progress import waiting
 from solar.io.reading.engine import Engine, Ticket
 from solar.io.reading.run import Running
-from solar.loader.way import ReaderBatches
+from solar.loader.batch_sources import ReaderBatches
 
 
 def waited_for(passing: Any) -> Any:
@@ -37,12 +37,12 @@ def percent(last: Callable[[], int]) -> Callable[[], int | None]:
 def last_ticket(passing: Any) -> int:
     """Returns the engine's last ticket that the oldest batch waits for; 0: there is none yet, or it is unknown."""
     try:
-        if passing._buffered_pass is not None:
-            run = passing._buffered_pass.run
+        if passing._starter.buffered_pass is not None:
+            run = passing._starter.buffered_pass.run
             return run.due() if isinstance(run, Running) else 0
         if passing._direct is not None and isinstance(source := passing._direct.source, ReaderBatches):
             return max(source.tickets())
-        works = (part.work for one in passing._futures[0].pending.fields for part in one.parts)
+        works = (part.work for one in passing._queue.oldest.pending.fields for part in one.parts)
         return max((one.number for one in works if isinstance(one, Ticket)), default=0)
     except (AttributeError, IndexError, ValueError):  # it comes, or goes, meanwhile
         return 0

@@ -17,8 +17,8 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from solar.buffer.buffer import LoaderBuffer
+from solar.buffer.buffer_memory import Balance, Exchanges
 from solar.buffer.buffer_size import Profile, Size, requested_bytes
-from solar.buffer.rank_group import Balance, Exchanges
 from solar.errors import PlanError
 from solar.io.system.cores import own_cores
 from solar.loader.batch import BatchMaker
@@ -226,14 +226,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             buffer = 0
         self.service, self.adopt = service, adopt
         self._adopted: AdoptedReads | None = None
-        of_buffer = (buffer, epochs, storage, self._stats, exchange, balance)
-        named = service or os.environ.get("SOLAR_SERVICE") or None
-        if named is None:
-            self._buffered = LoaderBuffer(*of_buffer)
-        else:
-            from solar.service.served_buffer import ServedBuffer  # only where a service is asked for
+        served = None
+        if named := service or os.environ.get("SOLAR_SERVICE"):
+            from solar.service.served_passes import ServedPasses
 
-            self._buffered = ServedBuffer(named, *of_buffer)
+            served = ServedPasses(named)
+        self._buffered = LoaderBuffer(buffer, epochs, storage, self._stats, exchange, balance, served)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_logged = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -41,8 +40,8 @@ class LeftOutSample(Exception):
 class SkippingSource:
     """Finds the readable samples of a failed batch, to make it again from these.
 
-    It knows the samples of all batches on their way. A batch that failed for another reason than its samples' bytes,
-    such as an error of a transform, is made again once from all of them.
+    A batch that failed for another reason than its samples' bytes, such as an error of a transform, is made again once
+    from all of them.
     """
 
     def __init__(self, source: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
@@ -50,41 +49,32 @@ class SkippingSource:
         out.
         """
         self._source, self._alone, self._count = source, alone, count
-        self._samples: deque[Any] = deque()  # of the batches on their way
         self._broken: dict[Place, Exception] = {}  # chunks that cannot be decoded, now or later
-        self._looked = False  # whether all samples of the oldest batch were checked
+        self._checked: Any = None  # the samples of a batch that were read one by one
         self._handed_out = False
         self._last: Exception | None = None  # the error of the last batch left out
         self._row = 0  # unreadable samples in a row
-
-    def started(self, samples: Any) -> None:
-        """Called when a batch of these samples is started."""
-        self._samples.append(samples)
-
-    def dropped(self) -> None:
-        """Called when the oldest batch is removed."""
-        self._samples.popleft()
-        self._looked = False
 
     def handed_out(self) -> None:
         """Called when a batch reached the user."""
         self._handed_out = True
         self._row = 0
 
-    def readable(self, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
-        """Returns the samples from which to make the oldest batch again after `error`. Raises LeftOutSample if there
+    def readable(self, called: Any, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
+        """Returns those of a batch's samples from which to make it again after `error`. Raises LeftOutSample if there
         are none.
 
         First, samples of chunks that are known to be broken are left out. If there are none, or if the batch fails
         again, each sample is read by itself, within `seconds` at most. If it fails once more, the error is raised.
         """
-        if self._looked:
+        if called is self._checked:
             raise error
-        samples = [one.item() if isinstance(one, np.generic) else one for one in self._samples[0]]
+        samples = [one.item() if isinstance(one, np.generic) else one for one in called]
         places = self._places(samples, epoch)
         found = [first_error(self._broken, ones) for ones in places]
+        one_by_one = False
         if not any(found):
-            self._looked, found = True, self._find_bad(places, seconds)
+            one_by_one, found = True, self._find_bad(places, seconds)
         bad = [one for one in zip(samples, places, found, strict=True) if one[2] is not None]
         for sample, ones, why in bad:
             log.warning("on_error='skip': sample %s is left out: %s", sample, _of_own(str(why), ones))
@@ -102,7 +92,7 @@ class SkippingSource:
         if samples and len(bad) == len(samples):
             raise LeftOutSample
         good = [sample for sample, why in zip(samples, found, strict=True) if why is None]
-        self._samples[0] = good
+        self._checked = good if one_by_one else None
         return good
 
     def finish(self) -> None:

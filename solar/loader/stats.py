@@ -17,6 +17,10 @@ CAUSES = (
     *("device copy", "collate", "dataset", "start"),
 )
 OTHER_WAITS = (("exchange_wait_ns", "exchange"), ("ranks_ns", "exchange"), ("device_wait_ns", "device copy"))
+COUNTS = ("epochs", "batches", "samples", "skipped", "batch_bytes", "device_bytes", "device_hits")
+SECONDS = ("busy_seconds", "device_copy_seconds", "device_decode_seconds")
+PEAKS = {"resident_bytes": "peak_bytes", "landed_bytes": "device_peak_bytes"}  # the largest value of each
+LEVELS = (*PEAKS, *PEAKS.values(), "device_resident_samples", "device_resident_bytes")  # which rise and fall
 ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
     "requests", "calls", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits",
@@ -45,18 +49,17 @@ class Stats:
     def __init__(self) -> None:
         # Rows of `fold`, counted later: a batch in a hurry adds its own here, which takes no lock.
         self.noted: deque[tuple[float, float, float, int, int, tuple[str, ...], tuple[int, ...]]] = deque()
-        self._resident = self._landed = self._kept_samples = self._kept_nbytes = 0
+        self._levels = dict.fromkeys(LEVELS, 0)
         self.reset()
 
     def reset(self) -> None:
         """Counts from zero again; memory still held stays counted."""
         self.fold()
         with _LOCK:
-            self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
-            self._busy = 0.0
-            self._peak = self._resident
-            self._landed_nbytes, self._landed_peak, self._kept_hits = 0, self._landed, 0
-            self._copying = self._finishing = 0.0
+            self._counts = dict.fromkeys(COUNTS, 0)
+            self._seconds = dict.fromkeys(SECONDS, 0.0)
+            for level, peak in PEAKS.items():
+                self._levels[peak] = self._levels[level]
             self._native = dict.fromkeys(NATIVE, 0)
             self._waits = dict.fromkeys(CAUSES, 0.0)
             self._first: dict[str, Any] | None = None
@@ -71,7 +74,7 @@ class Stats:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        self._epochs += 1
+        self._counts["epochs"] += 1
         row, self._counted, self._whole = self._row(), self._so_far(), False
         if self._first is None:
             self._first = row
@@ -93,13 +96,13 @@ class Stats:
     def _so_far(self) -> dict[str, Any]:
         """Returns the totals so far of everything that is reported per epoch."""
         nbytes = self._native["bytes_read"] + self._native["bytes_mapped"]
-        counted = {"samples": int(self._samples), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
-        return counted | {"busy_seconds": self._busy, "wait_seconds": dict(self._waits)}
+        counted = {"samples": int(self._counts["samples"]), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
+        return counted | {"busy_seconds": self._seconds["busy_seconds"], "wait_seconds": dict(self._waits)}
 
     def skip(self, samples: int) -> None:
         """Counts samples that could not be read and were left out."""
         with _LOCK:
-            self._skipped += samples
+            self._counts["skipped"] += samples
 
     def batch(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
         """Counts a batch handed out: its samples and bytes, and the engine's counts (empty: libhdf5 read it)."""
@@ -109,15 +112,15 @@ class Stats:
     def _count(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
         if self._whole:
             self._end_epoch()
-        self._batches += 1
-        self._samples += samples
-        self._batch_nbytes += nbytes
-        native = self._native
+        totals, native = self._counts, self._native
+        totals["batches"] += 1
+        totals["samples"] += samples
+        totals["batch_bytes"] += nbytes
         for name, value in counts.items():
             if value and name in native:
                 native[name] += value
-        self._landed_nbytes += counts.get("device_bytes", 0)
-        self._copying += counts.get("device_copy_ns", 0) / 1e9
+        totals["device_bytes"] += counts.get("device_bytes", 0)
+        self._seconds["device_copy_seconds"] += counts.get("device_copy_ns", 0) / 1e9
 
     def fold(self) -> None:
         """Counts batches that were noted: the seconds before, waiting for and collating each, and its size."""
@@ -127,7 +130,7 @@ class Stats:
         with _LOCK:
             while noted:  # only under the lock are any taken away
                 busy, waited, collating, samples, nbytes, names, counts = noted.popleft()
-                self._busy += busy
+                self._seconds["busy_seconds"] += busy
                 self._waits["collate"] += collating
                 named = dict(zip(names, counts, strict=True))
                 self._count(samples, nbytes, named)
@@ -141,7 +144,7 @@ class Stats:
         collating = min(waited - transforming, collating)
         with _LOCK:
             self._count(samples, nbytes, counts)
-            self._resident -= nbytes
+            self._levels["resident_bytes"] -= nbytes
             self._split(waited - transforming - collating, counts)
             self._waits["transform"] += transforming
             self._waits["collate"] += collating
@@ -177,50 +180,49 @@ class Stats:
     def busy(self, seconds: float) -> None:
         """Counts the `seconds` between handing out a batch and the request for the next."""
         with _LOCK:
-            self._busy += seconds
+            self._seconds["busy_seconds"] += seconds
 
     def held(self, delta_bytes: int) -> None:
         """Counts memory of batches that was allocated, or (negative) freed."""
         with _LOCK:
-            self._resident += delta_bytes
-            if self._resident > self._peak:
-                self._peak = self._resident
+            self._change("resident_bytes", delta_bytes)
 
     def landed(self, copied_bytes: int, delta_bytes: int) -> None:
         """Counts bytes copied to the device, and the change in bytes that wait there for the training."""
         with _LOCK:
-            self._landed_nbytes += copied_bytes
-            self._landed += delta_bytes
-            self._landed_peak = max(self._landed_peak, self._landed)
+            self._counts["device_bytes"] += copied_bytes
+            self._change("landed_bytes", delta_bytes)
+
+    def _change(self, level: str, delta: int) -> None:
+        now, peak = self._levels[level] + delta, PEAKS[level]
+        self._levels[level] = now
+        if now > self._levels[peak]:
+            self._levels[peak] = now
 
     def kept(self, delta_samples: int, delta_bytes: int, hits: int) -> None:
         """Counts the change in samples and bytes kept on the device, and the uses of samples kept there."""
         with _LOCK:
-            self._kept_samples += delta_samples
-            self._kept_nbytes += delta_bytes
-            self._kept_hits += hits
+            self._levels["device_resident_samples"] += delta_samples
+            self._levels["device_resident_bytes"] += delta_bytes
+            self._counts["device_hits"] += hits
 
     def device_took(self, copying: float, finishing: float) -> None:
         """Counts a batch's time by the device's clock: for copying it, and for decoding, casting and so on."""
         with _LOCK:
-            self._copying += copying
-            self._finishing += finishing
+            self._seconds["device_copy_seconds"] += copying
+            self._seconds["device_decode_seconds"] += finishing
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all counters, consistent with one another, and the share of the time that the training waited."""
         self.fold()
         with _LOCK:
-            waits, native = dict(self._waits), dict(self._native)
-            counted = {
-                "epochs": self._epochs + self._whole, "batches": self._batches, "samples": int(self._samples),
-                "skipped": self._skipped,
-                "batch_bytes": int(self._batch_nbytes), "bytes": native.pop("bytes_read") + native["bytes_mapped"],
-                **native, "resident_bytes": self._resident, "peak_bytes": self._peak, "busy_seconds": self._busy,
-                "device_bytes": self._landed_nbytes, "device_peak_bytes": self._landed_peak,
-                "device_hits": self._kept_hits, "device_resident_samples": self._kept_samples,
-                "device_resident_bytes": self._kept_nbytes,
-                "device_copy_seconds": self._copying, "device_decode_seconds": self._finishing,
-            }  # fmt: skip
+            waits, native, levels = dict(self._waits), dict(self._native), dict(self._levels)
+            totals: dict[str, Any] = {**self._counts, **self._seconds}
+            totals["epochs"] += self._whole
+        del levels["landed_bytes"]
+        for name in ("samples", "batch_bytes"):
+            totals[name] = int(totals[name])
+        counted = totals | {"bytes": native.pop("bytes_read") + native["bytes_mapped"]} | native | levels
         waited = sum(waits.values())
         passed = waited + counted["busy_seconds"]
         return counted | {"wait_seconds": waits, "wait_share": waited / passed if passed else 0.0}
@@ -232,7 +234,7 @@ class Stats:
             rows = [] if self._first is None else [self._first, *self._latest]
             if self._whole:
                 rows.append(self._row())
-            begin = self._epochs + self._whole + 1 - len(rows)
+            begin = self._counts["epochs"] + self._whole + 1 - len(rows)
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
     def report(

@@ -1,4 +1,4 @@
-"""The processes that run transforms and collation in Python, set up as torch sets up its workers."""
+"""BatchStarter: starts batches. Workers: the processes that run transforms and collation in Python."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils import worker as torchs
 
+from solar.buffer.buffer_memory import AheadSpec
+from solar.errors import PlanError
 from solar.io.system.cores import own_cores
-from solar.loader.batch import BatchMaker, Threads
+from solar.loader.batch import BatchMaker, Threads, here
+from solar.loader.batch_queue import BatchFuture
+from solar.samplers.epoch_position import EpochPosition
+from solar.samplers.samplers import check_no_rank_is_without
 from solar.samples.pending import leaves
+from solar.samples.source import SampleSource
 from solar.samples.transform import Key, seed_global_generators
 
 if TYPE_CHECKING:
+    from solar.buffer.buffered_pass import BufferedPass
+    from solar.device.copier import DeviceCopier
     from solar.io.channels.worker_processes import Processes
 
 # What only loaders with processes need is imported where they begin: most have none.
@@ -71,38 +79,108 @@ class WorkersWanted:
     init: Callable[[int], None] | None
     persistent: bool
     dataset: Any
+    per_worker: int  # batches that each process makes ahead
 
     @classmethod
     def of(cls, loader: Any) -> WorkersWanted:
         context, init = loader.multiprocessing_context, loader.worker_init_fn
-        return cls(loader.num_workers, context, init, loader.persistent_workers, loader.dataset)
+        count, persistent, ahead = loader.num_workers, loader.persistent_workers, loader.prefetch_factor or 2
+        return cls(count, context, init, persistent, loader.dataset, ahead)
 
 
-def start_workers(
-    making: BatchMaker,
-    first: Any,
-    workers: Workers,
-    wanted: WorkersWanted,
-    base_seed: int,
-    ahead: int,
-    *,
-    per_worker: int,
-) -> tuple[Processes | None, Threads | None, int, int]:
-    """Starts the processes and threads that make batches of this H5Dataset, if it needs any.
+class BatchStarter:
+    """Starts batches: has them read, then made here, in threads or in processes, and copied to a device."""
 
-    Returns both, the number of threads, and how many batches are then to be read ahead.
-    """
-    processes = workers.start(making, wanted, base_seed) if making.in_processes and wanted.count > 0 else None
-    if processes is not None:
-        threads = wanted.count
-    elif first.transform is not None and first.thread_safe:
-        threads = wanted.count or own_cores()
-    elif any(leaf is not None for leaf in leaves(first.fields)) and not making.in_python:
-        threads = min(ahead, own_cores())
-    else:
-        return None, None, 0, ahead
-    ahead = max(ahead, per_worker * wanted.count if making.in_python else 0, threads)
-    return processes, Threads(making, threads, processes), threads, ahead
+    def __init__(self, loader: Any, source: SampleSource, position: EpochPosition) -> None:
+        self.making: BatchMaker = loader._making(source)
+        on_device = loader._on_device.native_landing(source, self.making, loader._stats, loader.ahead)
+        self.landing: DeviceCopier | None = on_device[0]
+        self.source: SampleSource = on_device[1]  # what is read: not what stays on a device
+        self.buffered_pass: BufferedPass | None = None  # set if batches come from the loader's buffer
+        self.pace: AheadSpec | None = None  # set once threads and processes have been started
+        self.threads: Threads | None = None
+        self._processes: Processes | None = None
+        self._lands_ahead = False  # in a thread of its own
+        self._workers, self._wanted = loader._workers, WorkersWanted.of(loader)
+        self._position, self._sampler_state = position, loader._sampler_state
+
+    def start_workers(self, ahead: int, skips: bool) -> AheadSpec:
+        """Starts the threads and processes that make batches, if any are needed. `skips`: a batch may be made again."""
+        first, making, wanted = self.source.first, self.making, self._wanted
+        if making.in_python:
+            check_no_rank_is_without(self._sampler_state.cutter)
+        if making.in_processes and wanted.count > 0:
+            self._processes = self._workers.start(making, wanted, self._position.base_seed)
+        if self._processes is not None:
+            threads = wanted.count
+        elif first.transform is not None and first.thread_safe:
+            threads = wanted.count or own_cores()
+        elif any(leaf is not None for leaf in leaves(first.fields)) and not making.in_python:
+            threads = min(ahead, own_cores())
+        else:
+            threads = 0
+        if threads:
+            ahead = max(ahead, wanted.per_worker * wanted.count if making.in_python else 0, threads)
+            self.threads = Threads(making, threads, self._processes)
+        if self.landing is not None and self.landing.goes_by_itself:
+            # Not where Python of the user's runs in the loop's thread: it is called there, when the batch is asked for.
+            by_others = self._processes is not None or (self.threads is not None and making.collates_itself)
+            # Nor where a batch may be made anew: it would stand behind those that wait for it to be taken.
+            self._lands_ahead = (by_others or not making.in_python) and not skips
+        self.pace = AheadSpec(ahead, threads, 0 if self.landing is None else self.landing.copies)
+        return self.pace
+
+    @property
+    def landing_here(self) -> DeviceCopier | None:
+        """What copies batches to a device in the loop's thread; None if they are copied ahead, or not at all."""
+        return None if self._lands_ahead else self.landing
+
+    def start(self, samples: Any, number: int) -> BatchFuture:
+        """Starts the next batch of these samples."""
+        buffered_pass = self.buffered_pass
+        shares = buffered_pass is not None and buffered_pass.rank_group is not None
+        if not len(samples) and self.making.in_python and shares:
+            from solar.loader.uneven import EMPTY_BATCH
+
+            raise PlanError(EMPTY_BATCH)
+        future = self._start(self.source if buffered_pass is None else buffered_pass, samples, number)
+        return self.landing.start(future) if self._lands_ahead and self.landing is not None else future
+
+    def start_again(self, samples: list[Any], number: int) -> BatchFuture:
+        """Starts a batch again, of these samples, without the buffer."""
+        return self._start(self.source, samples, number)
+
+    def _start(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
+        pending, called = source.start(samples, self._position.epoch)
+        keys = self._keys(called.tolist()) if self.making.transform is not None else ()
+        if self.threads is None:
+            future = here(pending, len(samples), self.making, keys)
+        else:
+            [of_batch] = self._keys([number])
+            future = self.threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+        future.called = samples
+        return future if self.landing is None else self.landing.expected(future, called)
+
+    def _keys(self, names: list[int]) -> list[Key]:
+        """Returns the seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
+        position, shared = self._position, getattr(self._sampler_state.with_epochs, "seed", None)
+        seed = shared if isinstance(shared, int) else position.base_seed or 0
+        return [(seed, position.epoch, position.repeat, name) for name in names]
+
+    def close_processes(self) -> None:
+        """Closes all processes of the loader after one of them was lost."""
+        self._workers.close()
+
+    def close(self) -> None:
+        if self.landing is not None:
+            self.landing.close()
+        if self.buffered_pass is not None:
+            self.buffered_pass.leave()
+        if self.threads is not None:
+            self.threads.close()
+        if self._processes is not None:
+            self._workers.release(self._processes)
+        self.buffered_pass = self.threads = self._processes = None
 
 
 class Workers:

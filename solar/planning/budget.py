@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from solar.errors import PlanError
 from solar.io.system.quantities import size
-from solar.planning.regions import Region
+
+if TYPE_CHECKING:
+    from solar.planning.regions import Region
 
 READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
 HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones

@@ -77,6 +77,9 @@ class PendingBatch:
         """Waits for the batch. A TimeoutError after `seconds` names what is missing; one may wait again."""
         return self.converted(self.arrived(seconds))
 
+    def forget(self) -> None:
+        """Gives the batch up, because it failed or did not arrive in time."""
+
     def arrived(self, seconds: float | None = None) -> list[Array]:
         """Waits for the values of the fields, as stored."""
         end = None if seconds is None else time.monotonic() + seconds

@@ -45,6 +45,11 @@ class ServedRun:
     nbytes = 0
     staged = COPIED
 
+    @property
+    def lost(self) -> bool:
+        """Whether the service has gone."""
+        return self._door is None
+
     def __init__(self, door: ServiceConnection) -> None:
         self.appended = self.released = 0
         self._door: ServiceConnection | None = door

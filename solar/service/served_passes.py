@@ -1,4 +1,4 @@
-"""ServedBuffer: the buffer of a loader whose samples a service reads."""
+"""ServedPasses: the service that makes the batches of a loader, as long as there is one."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ import logging
 import os
 import threading
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from solar.buffer.buffer import LoaderBuffer
-from solar.buffer.located import PassPlan, QueuedPass, not_held
-from solar.buffer.rank_group import RankMemory, those_of
+from solar.buffer.buffer_memory import not_held, those_of
+from solar.buffer.planned_run import PassPlan, QueuedPass
 from solar.buffer.thread import unless
 from solar.errors import PlanError, SolarError
 from solar.io.channels import service_sockets
 from solar.io.channels.service_sockets import begin
 from solar.io.system.quantities import size_of
 from solar.planning.pass_uses import PassUses
+from solar.samplers.index_stream import IndexStream
 from solar.samples.source import SampleSource
 from solar.service.connection import ServiceConnection
 from solar.service.served_run import ServedRun
 
 log = logging.getLogger("solar")
 
-ITS_OWN = 1 << 62  # bytes: whether a service's memory is enough it says itself
 
+class ServedPasses:
+    """A service as a loader uses it: it makes the batches of its passes while it is there, and has the memory."""
 
-class ServedBuffer(LoaderBuffer):
-    """The buffer of a loader that uses a service. While the service is there, it has the memory."""
-
-    def __init__(self, service: str, *of_buffer: Any) -> None:
+    def __init__(self, service: str) -> None:
         self._service = service
         if not isinstance(service, str):
             raise TypeError(
@@ -45,39 +43,40 @@ class ServedBuffer(LoaderBuffer):
                 raise PlanError(f"service={service!r}: {error}") from None
         elif service != "auto":
             service_sockets.named_service(service)  # whether there is such a user
-        super().__init__(*of_buffer)
+        self._reset()
 
     def _reset(self) -> None:
-        self._door: ServiceConnection | None = None
+        self.run: ServedRun | None = None
+        self._owner = os.getpid()
+        self._connection: ServiceConnection | None = None
         self._handed = Counter[str]()  # batches of runs that are over
         self._warned = False  # of what is not trusted
         self._met = False  # there was one: from then on it may end, and come again
-        super()._reset()
+        self._guessed = False  # the passes to come are guesses of ours
+        self._later: Iterator[Callable[[], PassUses]] = iter(())
 
-    def room(self, source: Any, sampler_state: Any, order: Any, own: Any, replaced: Any) -> RankMemory | None:
-        """Returns the memory of a pass; with a service there always is some."""
-        if self._owner != os.getpid():
+    @property
+    def memory(self) -> int:
+        """The bytes that the service has for these data."""
+        return 0 if self._connection is None else self._connection.memory
+
+    def connected(self, source: SampleSource, order: IndexStream, exchange: str) -> bool:
+        """Returns whether a service makes the batches of the pass that begins. Connects to one if need be."""
+        if self._owner != os.getpid():  # a forked process has connections of its own
             self._reset()
-        with self._lock:
-            if isinstance(self.running, ServedRun) and self.running._door is None:
-                self._end()
-                self._door = None
-            if self._door is None:
-                self._door = self._find(source, order)
-            if self._door is not None:
-                if self._serve_held_by_other(None):
-                    return None
-                self._nbytes_chosen, self._guessed = self._door.memory, order.guessed
-                left = None if self._epochs is None else max(0, self._epochs - sampler_state.epoch - 1)
-                return RankMemory(None, ITS_OWN, 1, left)
-            self._nbytes_chosen = None
-        return super().room(source, sampler_state, order, own, replaced)
+        if self.run is not None and self.run.lost:
+            self.end()
+            self._connection = None
+        if self._connection is None:
+            self._connection = self._find(source, order, exchange)
+        self._guessed = order.guessed
+        return self._connection is not None
 
-    def _find(self, source: SampleSource, order: Any) -> ServiceConnection | None:
+    def _find(self, source: SampleSource, order: IndexStream, exchange: str) -> ServiceConnection | None:
         """Connects to the named service, or to one of this user; returns None and the reason if there is none."""
         if why := not_held(source, ""):
             return _none(why)
-        if those_of(self._exchange, order) is not None:
+        if those_of(exchange, order) is not None:
             return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
         memory = _begin_with(self._service)
         named = None if memory or self._service == "auto" else service_sockets.named_service(self._service)
@@ -121,58 +120,65 @@ class ServedBuffer(LoaderBuffer):
         self._warned = True
         log.log(level, "%s: this training reads by itself", why)
 
-    def _new_window(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+    def begin(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
         """Sends the order to the service, which plans."""
-        if self._door is None:
-            return super()._new_window(plan, amid)
-        if self.running is None:
-            self.running = ServedRun(self._door)
-        assert isinstance(self.running, ServedRun)
+        if self.run is None:
+            assert self._connection is not None
+            self.run = ServedRun(self._connection)
         self._later = iter(()) if self._guessed else plan.later()
-        return self._tell(self.running, plan.segment)
+        return self._append(self.run, plan.segment)
 
-    def _append_later(self, stopped: threading.Event) -> None:
-        if not isinstance(self.running, ServedRun):
-            super()._append_later(stopped)
-        elif (make := next(self._later, None)) is not None:
-            self._queue.append(self._tell(self.running, unless(stopped, make)()))
+    def append_later(self, stopped: threading.Event) -> QueuedPass | None:
+        """Sends the order of the next pass, if it is known."""
+        if self.run is None or (make := next(self._later, None)) is None:
+            return None
+        return self._append(self.run, unless(stopped, make)())
 
-    def _tell(self, running: ServedRun, segment: PassUses) -> QueuedPass:
-        base = running.appended
-        running.append(segment.batches.sizes, segment.batches)
+    def _append(self, run: ServedRun, segment: PassUses) -> QueuedPass:
+        base = run.appended
+        run.append(segment.batches.sizes, segment.batches)
         return QueuedPass(segment, base)
 
-    def _end(self) -> None:
-        self._handed = self._counts()
-        super()._end()
+    def end(self) -> None:
+        if self.run is not None:
+            self._handed = self.counts()
+            self.run.close()
+            self.run = None
 
-    def _counts(self) -> Counter[str]:
+    def drop(self) -> None:
+        run, self.run = self.run, None
+        if run is not None:
+            run.drop()
+
+    def counts(self) -> Counter[str]:
         """Returns how many batches came from services, and how many were read alone although one was there."""
-        running = self.running
-        return self._handed + (running.handed() if isinstance(running, ServedRun) else Counter())
+        return self._handed + (Counter() if self.run is None else self.run.handed())
 
     @property
-    def served(self) -> bool:  # type: ignore[override]
+    def served(self) -> bool:
         """Whether a service has made batches."""
-        return self._counts()["served"] > 0
+        return self.counts()["served"] > 0
 
     def held(self) -> str:
         """Describes who read the batches, if a service did."""
-        counts = self._counts()
+        counts = self.counts()
         if not counts:
-            return super().held()
+            return ""
         alone = f"; {counts['alone']:,} it read by itself" if counts["alone"] else ""
         return f"A service read {counts['served']:,} batches for this training{alone}."
 
     def close(self) -> None:
-        """Ends the run and the connection."""
-        super().close()
-        if self._owner == os.getpid() and self._door is not None:
-            self._door.close()
-            self._door = None
+        """Ends the connection."""
+        if self._owner == os.getpid() and self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_service": self._service}
+    def __getstate__(self) -> str:
+        return self._service
+
+    def __setstate__(self, service: str) -> None:
+        self._service = service
+        self._reset()
 
 
 def _begin_with(service: str) -> str:

@@ -27,7 +27,7 @@ FORKED = "this iterator's thread is in the process that it was forked from: make
 Taken = tuple[Any, tuple[int, ...]]  # a batch, and the counts of making it
 Assemble = Callable[[list[Any]], Any]  # what makes a batch of its fields
 Form = Callable[[np.ndarray[Any, Any]], Any]  # what makes of an array what the user gets
-Left = tuple[PendingBatch, Any] | Exception  # a batch on its way, and its samples
+Left = tuple[PendingBatch | Exception, Any]  # a batch that is being read, or why it failed; and its samples
 
 
 class NotDirect(Exception):
@@ -52,8 +52,8 @@ class DirectSource(BatchFeed, Protocol):
     ahead: int
     samples: int  # of the batch taken last; before the first, those of a batch
     nbytes: int
-    begun: int  # batches of the epoch that the long way need not begin
-    indices: Iterator[Any]  # what the long way goes on with
+    begun: int  # batches of the epoch that the queue need not begin
+    indices: Iterator[Any]  # what the queue goes on with
     rows: list[Rows]  # of each field
     drained: bool  # no more batches are begun
 
@@ -191,7 +191,7 @@ class RunBatches:
 
     def leave(self) -> list[Left]:
         self._buffered_pass.taken(self.begun)
-        return []  # the long way asks the run for them
+        return []  # the queue asks the run for them
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
         self._handed = 0
@@ -296,7 +296,7 @@ class ReaderBatches:
                     raise NotDirect
                 rows = samples if self._source.plain else self._source.locate(samples)[1]
                 self._ahead.begin(np.ascontiguousarray(rows, np.int64))
-            except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
+            except Exception:  # whatever it is: in the queue it is known to be of this batch
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break
             self._begun_batches.append((samples, rows))
@@ -309,10 +309,10 @@ class ReaderBatches:
         try:
             found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
             if self._failed is not None:
-                self._begun_batches.popleft()
-                found.append(self._failed)
+                found.append((self._failed, self._begun_batches.popleft()[0]))
             found += [self._pending(*one) for one in self._ahead.leave()]
-            found += [RuntimeError(FORKED) for _ in self._begun_batches]  # those of the process it was forked from
+            # Those of the process that this one was forked from:
+            found += [(RuntimeError(FORKED), samples) for samples, _ in self._begun_batches]
             self._came.clear()
             self._begun_batches.clear()
             return found
