@@ -209,22 +209,17 @@ class BatchQueue:
     def take(self, wait: Callable[[BatchFuture], Any], dataset: Any, timeout: float) -> tuple[BatchFuture, Any]:
         """Takes the oldest batch as soon as `wait` returns its data, which are returned, too.
 
-        It is removed even if it failed, but not if Ctrl-C interrupts the wait. Errors name the rank, and a batch that
-        takes longer than `timeout` by its number and the dataset.
+        If it failed it stays, to be dropped by `drop_failed`; so it does if Ctrl-C interrupts the wait. Errors name the
+        rank, and a batch that takes longer than `timeout` by its number and the dataset.
         """
         try:
             data = wait(self._futures[0])
         except SolarError as error:
-            self._drop_failed()
             raise placed(error) from error.__cause__
         except WaitTimeout as error:
             number = self.position.before[0] + self.position.batches
-            self._drop_failed()
             text = f"batch {number} of {dataset} did not come in {timeout:g} s: {error}"
             raise placed(ReadError(text)) from None
-        except Exception:
-            self._drop_failed()
-            raise
         return self._drop(), data
 
     def replace_oldest(self, future: BatchFuture) -> None:
@@ -240,7 +235,8 @@ class BatchQueue:
             self.position.advance()
         return future
 
-    def _drop_failed(self) -> None:
+    def drop_failed(self) -> None:
+        """Drops the oldest batch, so that the loop can go on with the next one."""
         self._forget(self._drop())
 
     def _forget(self, future: BatchFuture) -> None:

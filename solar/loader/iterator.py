@@ -118,9 +118,11 @@ class EpochIterator(Draws):
             try:
                 future, data = queue.take(self._wait_for, self._dataset, self._timeout)
             except LeftOutSample:
+                queue.drop_failed()
                 self._handed_out = 0.0  # the time since then does not count as training
                 continue
-            except SolarError as error:
+            except Exception as error:
+                queue.drop_failed()
                 if type(error) is SolarError:  # a process is lost, and all processes of the loader with it
                     self._starter.close_processes()
                 raise

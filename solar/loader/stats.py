@@ -17,7 +17,7 @@ CAUSES = (
     *("device copy", "collate", "dataset", "start"),
 )
 OTHER_WAITS = (("exchange_wait_ns", "exchange"), ("ranks_ns", "exchange"), ("device_wait_ns", "device copy"))
-COUNTS = ("epochs", "batches", "samples", "skipped", "batch_bytes", "device_bytes", "device_hits")
+TOTALS = ("epochs", "batches", "samples", "skipped", "batch_bytes", "device_bytes", "device_hits")
 SECONDS = ("busy_seconds", "device_copy_seconds", "device_decode_seconds")
 PEAKS = {"resident_bytes": "peak_bytes", "landed_bytes": "device_peak_bytes"}  # the largest value of each
 LEVELS = (*PEAKS, *PEAKS.values(), "device_resident_samples", "device_resident_bytes")  # which rise and fall
@@ -56,7 +56,7 @@ class Stats:
         """Counts from zero again; memory still held stays counted."""
         self.fold()
         with _LOCK:
-            self._counts = dict.fromkeys(COUNTS, 0)
+            self._counts = dict.fromkeys(TOTALS, 0)
             self._seconds = dict.fromkeys(SECONDS, 0.0)
             for level, peak in PEAKS.items():
                 self._levels[peak] = self._levels[level]
