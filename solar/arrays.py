@@ -153,6 +153,8 @@ def _epoch(
         passes.extend(filter(None, [begin_pass(buffered, source, indices, state, pace, replaced)]))
         for one in passes:
             one.draw()
+        if not passes:
+            queue.indices = indices.known()
 
     queue = BatchQueue(indices, indices.position, partial(_begin_batch, source, passes, indices.position), stats,
                        pace.ahead, NBYTES_AHEAD if ahead is None else sys.maxsize)  # fmt: skip

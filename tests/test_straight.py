@@ -65,7 +65,7 @@ def calls(batches: Iterator[Any]) -> int:
     return counted
 
 
-@pytest.mark.parametrize(("buffer", "fields", "most"), [(0, "x", 18), (BUFFER, "x", 10), (BUFFER, {"x": "x"}, 11)])
+@pytest.mark.parametrize(("buffer", "fields", "most"), [(0, "x", 9), (BUFFER, "x", 10), (BUFFER, {"x": "x"}, 11)])
 def test_a_batch_takes_few_calls_of_the_loops_thread(path: Path, buffer: int, fields: Any, most: int) -> None:
     batches = iter(loader_of(path, fields, buffer=buffer))
     list(islice(batches, 8))

@@ -56,6 +56,7 @@ class DirectSource(BatchFeed, Protocol):
     indices: Iterator[Any]  # what the queue goes on with
     rows: list[Rows]  # of each field
     drained: bool  # no more batches are begun
+    ended: bool  # the batch taken last is the last one
 
     @property
     def assemble(self) -> Assemble: ...
@@ -63,10 +64,6 @@ class DirectSource(BatchFeed, Protocol):
     @property
     def left(self) -> int:
         """The bytes of the batches that are being read, once no more are begun."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the batch that was taken last is the last one."""
 
     def called(self) -> Any:
         """Returns the samples of the batch taken last."""
@@ -235,13 +232,9 @@ class ReaderBatches:
         self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
         self._left = False
         self.drained = False  # no more are begun
-        self._exhausted = False  # there are no more
+        self._exhausted = self.ended = False  # there are no more; and the last was handed out
         self.begun = 0
         self._last: Any = ()
-
-    @property
-    def ended(self) -> bool:
-        return self._exhausted and not self._begun_batches
 
     @property
     def left(self) -> int:
@@ -268,7 +261,9 @@ class ReaderBatches:
             values = map(Rows.from_bytes, self.rows, came[0], repeat(samples))
             found = list(values if self._form is None else map(self._form, values)), came[1]
             self._came.popleft()
-            self.handed()
+            self._last, _ = self._begun_batches.popleft()
+            self.samples, self.nbytes = samples, samples * self._row_nbytes
+            self.ended = self._exhausted and not self._begun_batches
             return found
 
     def called(self) -> Any:
@@ -340,6 +335,7 @@ class ReaderBatches:
         self._last, _ = self._begun_batches.popleft()
         self.samples = len(self._last)
         self.nbytes = self.samples * self._row_nbytes
+        self.ended = self._exhausted and not self._begun_batches
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
         self._came.extend(left)

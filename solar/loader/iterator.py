@@ -19,7 +19,7 @@ from solar.loader.direct import DirectBatches, direct_source
 from solar.loader.first_batch import waited_for
 from solar.loader.skipping import UNREADABLE, LeftOutSample, skipping
 from solar.loader.workers import BatchStarter
-from solar.samplers.epoch_position import EpochPosition
+from solar.samplers.epoch_position import EpochPosition, Indices
 from solar.samples.pending import NBYTES_AHEAD
 from solar.samples.source import SampleSource
 
@@ -255,6 +255,8 @@ class EpochIterator(Draws):
         if buffered_pass is not None:
             buffered_pass.draw()
             queue.indices, queue.most, queue.most_nbytes = buffered_pass, buffered_pass.ahead, sys.maxsize
+        elif isinstance(queue.indices, Indices):
+            queue.indices = queue.indices.known()
 
     def _prepare_counted(self, asked_at: float) -> float:
         """Prepares, and returns the time at which that was done. It does not count as waiting for the storage."""

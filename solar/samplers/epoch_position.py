@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solar.errors import PlanError
-from solar.samplers.index_stream import Array, BatchCuts, Distributed, IndexStream, Pass
+from solar.samplers.index_stream import Array, BatchCuts, Distributed, IndexStream, Pass, cut_at
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samplers.states import check_order, check_values
 
@@ -195,6 +195,14 @@ class Indices:
         self.position.draw_all(made[1])
         self.position.order.ended()
         return made
+
+    def known(self) -> Iterator[Any]:
+        """Returns the batches cut from one array if all samples of the pass are known now, else these batches.
+
+        The position then need not be told of each batch that is drawn.
+        """
+        made = None if self._sampler_state.cutter is None else self.at_once()
+        return self if made is None else cut_at(made)
 
     def __next__(self) -> Any:
         batches = self._batches if self.position.begun else self._has_begun()
