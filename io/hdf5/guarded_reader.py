@@ -69,7 +69,7 @@ def sources_of_dataset(path: str, dataset: str) -> dict[str, Any]:
     return _ask(path, dataset, guarded_child.SOURCES, b"", 0)
 
 
-_child = Child(guarded_child, PLUGINS)
+_child = Child(guarded_child, PLUGINS, confined=True)
 lifecycle.at_exit(lifecycle.Ends.GUARDED_PROCESS, _child.stop)
 lifecycle.after_fork(_child.forget)
 

@@ -52,7 +52,7 @@ def look(path: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _look(path: str, *facts: int) -> None:
-    child, where = Child(opening_child, path), "this file"
+    child, where = Child(opening_child, path, confined=True), "this file"
     try:
         with child.talk(OPENING_PATIENCE) as end:
             while True:  # until it has ended

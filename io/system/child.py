@@ -53,13 +53,20 @@ class Child:
     """The process, and our end of the conversation. It is started when needed, and again after it has ended.
 
     `program` is a module whose `main` child_end.py runs. Its output goes to `errors`. With `group` it heads its own
-    process group, so that the processes it starts end with it.
+    process group, so that the processes it starts end with it. If it is `confined`, it can only read and answer.
     """
 
     def __init__(
-        self, program: ModuleType, *arguments: str, errors: int | IO[str] = subprocess.DEVNULL, group: bool = False
+        self,
+        program: ModuleType,
+        *arguments: str,
+        errors: int | IO[str] = subprocess.DEVNULL,
+        group: bool = False,
+        confined: bool = False,
     ) -> None:
-        self._program, self._arguments, self._errors, self._group = program, arguments, errors, group
+        mode = "confined" if confined else "free"
+        self._command = [sys.executable, "-P", child_end.__file__, mode, str(program.__file__), *arguments]
+        self._errors, self._group = errors, group
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
@@ -78,7 +85,7 @@ class Child:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", child_end.__file__, str(self._program.__file__), *self._arguments],
+                self._command,
                 stdin=theirs.fileno(),
                 stdout=self._errors,
                 stderr=self._errors,

@@ -1,7 +1,8 @@
 """The start of such a program, and the messages with it; imports no solar.
 
 PROGRAM is a file with a function `main(caller, *arguments)`, which returns the exit code. Neither imports solar. The
-caller's side is io/system/child.py. Both ends of a socket, which is the child's stdin, send messages:
+caller's side is io/system/child.py. Where MODE is "confined", the process confines itself first (confinement.py). Both
+ends of a socket, which is the child's stdin, send messages:
 
     message   u64 bytes of its header, u64 bytes of its payload; the header as JSON; the payload
 """
@@ -78,17 +79,24 @@ class Caller(ChildEnd):
         resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def main(program: str, *arguments: str) -> int:
-    """Runs the program until it ends, or the caller is gone."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    caller = Caller(socket.socket(fileno=os.dup(0)))
-    spec = importlib.util.spec_from_file_location(Path(program).stem, program)
+def load(path: str | Path) -> Any:
+    """Returns a module that is loaded from this file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(mode: str, program: str, *arguments: str) -> int:
+    """Runs the program until it ends, or the caller is gone."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    caller = Caller(socket.socket(fileno=os.dup(0)))
+    if mode == "confined":  # before libraries are loaded: they start threads
+        load(Path(__file__).with_name("confinement.py")).confine()
     try:
-        spec.loader.exec_module(module)
-        return int(module.main(caller, *arguments) or 0)
+        return int(load(program).main(caller, *arguments) or 0)
     except EOFError:
         return 0
 
