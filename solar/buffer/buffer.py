@@ -133,8 +133,10 @@ class LoaderBuffer:
         options, service = self.options, self.options.service
         with self._lock:
             epochs_left = options.epochs_after(sampler_state.epoch)
+            if service is not None and service.lost:
+                self._end()  # with what was prepared for the next pass
             if service is not None and service.connected(source, order, options.exchange):
-                if self._serve_held_by_other(None):
+                if self._is_held_by_another(None):
                     return None
                 if self._maker is not service:
                     self._end()
@@ -146,7 +148,7 @@ class LoaderBuffer:
                 self._memory = memory = choose_memory(
                     options, self.storage, source, sampler_state, order, own, replaced
                 )
-            if not memory.nbytes or self._serve_held_by_other(None):
+            if not memory.nbytes or self._is_held_by_another(None):
                 return None
             if self.planned_run is None:
                 from solar.buffer.planned_run import PlannedRun
@@ -158,7 +160,8 @@ class LoaderBuffer:
             self._order_known = order.guessed, order.is_foreseen
             return RankMemory(memory.rank_group, memory.nbytes, memory.apart, epochs_left)
 
-    def _serve_held_by_other(self, hold: HeldData | None) -> bool:
+    def _is_held_by_another(self, hold: HeldData | None) -> bool:
+        """Returns whether another pass has the buffer. Ends the run of one that was garbage-collected."""
         if self._holder is not None and self._holder.orphaned:
             self._holder = None
             self._end()
@@ -176,7 +179,7 @@ class LoaderBuffer:
         `hold`: they continue a pass that has the buffer already.
         """
         with self._lock:
-            if self._serve_held_by_other(hold):
+            if self._is_held_by_another(hold):
                 return None
             amid, appended = hold is not None, None if self.running is None else self.running.appended
             try:
@@ -197,7 +200,7 @@ class LoaderBuffer:
         """Returns the segment of this plan as the run has it, or gets it now."""
         maker, rank_group = self._maker, self.memory.rank_group
         assert maker is not None, "room was given"
-        if self.running is not None and not self._foretold() and not amid:
+        if self.running is not None and not self._can_continue() and not amid:
             self._end()
         queued = self._queue.popleft() if self._queue else None
         if queued is not None and not queued.segment.same(plan.segment):
@@ -212,14 +215,17 @@ class LoaderBuffer:
                 if self.options.nbytes is not None:
                     raise
                 log.info("no buffer: %s", error)  # which nobody has asked for
+                if not amid:
+                    self._end()
                 self.memory.nbytes, self.memory.weighed = 0, None
         return queued
 
-    def _foretold(self) -> bool:
+    def _can_continue(self) -> bool:
         """Waits for planning in the background. Returns whether the run can continue from pass to pass."""
-        work, running, self._work = self._work, self.running, None
+        work, running = self._work, self.running
         assert running is not None
         error = failed(self._append_later) if work is None else work.error()  # None: there was no thread to be had
+        self._work = None
         if error is not None:  # it was a guess: what begins now is planned afresh
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
             log.log(level, "the passes to come could not be planned beforehand: %r", error)
@@ -250,8 +256,9 @@ class LoaderBuffer:
         if self._owner == os.getpid():
             with self._lock:
                 self._end()
-            if self.options.service is not None:
-                self.options.service.close()
+                self._holder = None
+                if self.options.service is not None:
+                    self.options.service.close()
 
     def _end(self) -> None:
         """Ends the present run, if there is one."""

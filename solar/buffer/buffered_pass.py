@@ -106,9 +106,10 @@ class BufferedPass:
         with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
             segment = self._locate_uses()
             hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
+            self._hold = hold or self._hold  # at once: who interrupts what follows leaves the buffer all the same
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
-            self._hold, self.ahead = hold, hold.run.staged + self._pace.threads
+            self.ahead = hold.run.staged + self._pace.threads
         arrays = self._as_arrays
         self._drawn, self._cut = iter(self._next) if arrays is None else cut_at(arrays), arrays
         self._as_arrays, self._next = None, deque()
@@ -199,8 +200,16 @@ class BufferedPass:
         """Starts the batch of these indices. Returns it and the numbers of its samples."""
         if self._segment is None or self._hold is None:
             return self._source.start(samples, epoch)
-        number, self._started = self._started, self._started + 1
-        uses = self._segment.batches
+        try:
+            found = self._start(self._segment, self._hold, self._started, epoch)
+        except Exception:  # unlike Ctrl-C, after which this batch is started again
+            self._started += 1
+            raise
+        self._started += 1
+        return found
+
+    def _start(self, segment: PassUses, hold: HeldData, number: int, epoch: int) -> tuple[PendingBatch, Array]:
+        uses = segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
@@ -216,11 +225,11 @@ class BufferedPass:
         if uses.which is not None:
             names = self._source.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        run, at = self._hold.run, self._hold.base + number
+        run, at = hold.run, hold.base + number
         made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), cut, constants)
         made.alone = self._pace.threads == 0
-        if self._segment.weights is not None:
-            made.weight = float(self._segment.weights[number])
+        if segment.weights is not None:
+            made.weight = float(segment.weights[number])
         return made, names
 
     @property

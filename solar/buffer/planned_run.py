@@ -93,6 +93,10 @@ class ServiceMaker(PassMaker, Protocol):
     def served(self) -> bool:
         """Whether a service has made batches."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether the service has gone since its run began."""
+
     def connected(self, source: SampleSource, order: IndexStream, exchange: str) -> bool:
         """Returns whether a service makes the batches of the pass that begins. Connects to one if need be."""
 
@@ -246,6 +250,7 @@ class PlannedRun:
         run, self.run = self.run, None
         if run is not None:
             run.drop()
+            self._stats.held(-run.nbytes)
 
     def held(self) -> str:
         return "" if self.window is None else words_for_held(self.window.plans)

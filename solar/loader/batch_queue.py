@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from solar.buffer.buffer_memory import placed
@@ -163,6 +164,7 @@ class BatchQueue:
         self.begun = 0
         self.drained = self.sampler_failed = False
         self._begin = begin
+        self._drawn: deque[Any] = deque()  # the indices of the next batch, if it is not begun yet
         self._futures: deque[BatchFuture] = deque()
         self._fitting = 0  # batches as large as the newest one that may be ahead of the oldest
 
@@ -179,25 +181,29 @@ class BatchQueue:
             self.begin_next()
 
     def begin_next(self) -> None:
+        """Begins the next batch; after Ctrl-C, the one that it was about to begin."""
+        if not self._drawn:
+            try:
+                self._drawn.extend(islice(self.indices, 1))  # in one statement, so that none is lost
+            except Exception as error:
+                self.drained = self.sampler_failed = True
+                self._futures.append(failed_batch(error))
+                return
+            if not self._drawn:
+                self.drained = True
+                return
+        [indices] = self._drawn
         try:
-            indices = next(self.indices)
-            self.begun += 1
-        except StopIteration:
-            self.drained = True
-            return
+            future = self._begin(indices, self.position.before[0] + self.begun + 1)
         except Exception as error:
-            self.drained = self.sampler_failed = True
-            self._futures.append(failed_batch(error))
-            return
-        try:
-            future = self._begin(indices, self.position.before[0] + self.begun)
-        except Exception as error:
-            self._futures.append(failed_batch(error, indices))
-            return
+            future = failed_batch(error, indices)
+        self._futures.append(future)
+        self._drawn.clear()
+        self.begun += 1
         nbytes = future.pending.nbytes
         self.stats.held(nbytes)
-        self._futures.append(future)
-        self._fitting = max(0, self.most_nbytes // max(1, nbytes) - 1)
+        if future.pending.fields:  # not one that failed
+            self._fitting = max(0, self.most_nbytes // max(1, nbytes) - 1)
 
     def go_on(self, begun: Iterable[BatchFuture], indices: Iterator[Any], number: int) -> None:
         """Continues where `number` batches were begun by others, some of which are still being made."""
@@ -223,9 +229,9 @@ class BatchQueue:
         return self._drop(), data
 
     def replace_oldest(self, future: BatchFuture) -> None:
-        self._forget(self._futures[0])
-        self._futures[0] = future
+        old, self._futures[0] = self._futures[0], future
         self.stats.held(future.pending.nbytes)
+        self._forget(old)
 
     def _drop(self) -> BatchFuture:
         if not self._futures:

@@ -89,6 +89,7 @@ class DirectBatches:
     def leave(self, making: BatchMaker) -> list[BatchFuture]:
         """Returns the batches that are being read, so that the iterator can go on with them."""
         self._stats.held(-self._held)
+        self._position.taken = self.source.called()  # the value: the method would keep the source
         return [begun_batch(pending, samples, making) for pending, samples in self.feed.leave()]
 
 

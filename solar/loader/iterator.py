@@ -72,7 +72,9 @@ class EpochIterator(Draws):
         self._queue = BatchQueue(self._sampler_iter, position, begin, loader._stats, ahead, nbytes)
         self._skipping = skipping(loader, source)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
-        self._handed_out: float | None = None  # the time when the last batch was; None: nothing is prepared yet
+        self._handed_out: float | None = (
+            None  # when the last batch was, 0.0: there is none that counts; None: nothing is prepared
+        )
         self._bar, self._closed = loader._progress_bar(), False
 
     @property
@@ -122,6 +124,8 @@ class EpochIterator(Draws):
                 self._handed_out = 0.0  # the time since then does not count as training
                 continue
             except Exception as error:
+                if self._closed:  # by another thread, which ended what makes batches
+                    raise RuntimeError(ITERATOR_CLOSED) from None
                 queue.drop_failed()
                 if type(error) is SolarError:  # a process is lost, and all processes of the loader with it
                     self._starter.close_processes()
@@ -254,6 +258,9 @@ class EpochIterator(Draws):
             raise RuntimeError(ITERATOR_CLOSED)
         if buffered_pass is not None:
             buffered_pass.draw()
+            if self._closed:
+                buffered_pass.leave()
+                raise RuntimeError(ITERATOR_CLOSED)
             queue.indices, queue.most, queue.most_nbytes = buffered_pass, buffered_pass.ahead, sys.maxsize
         elif isinstance(queue.indices, Indices):
             queue.indices = queue.indices.known()
@@ -272,6 +279,8 @@ class EpochIterator(Draws):
 
     def _end(self) -> NoReturn:
         """Ends the epoch: no batch is left."""
+        if self._closed:  # by another thread: some were
+            raise RuntimeError(ITERATOR_CLOSED)
         if not self._queue.sampler_failed:
             if not self.position.finished:
                 self._sampler_state.finish(self.position)

@@ -109,7 +109,7 @@ class BatchStarter:
         first, making, wanted = self.source.first, self.making, self._wanted
         if making.in_python:
             check_no_rank_is_without(self._sampler_state.cutter)
-        if making.in_processes and wanted.count > 0:
+        if making.in_processes and wanted.count > 0 and self._processes is None:  # else Ctrl-C came after that
             self._processes = self._workers.start(making, wanted, self._position.base_seed)
         if self._processes is not None:
             threads = wanted.count
@@ -121,7 +121,7 @@ class BatchStarter:
             threads = 0
         if threads:
             ahead = max(ahead, wanted.per_worker * wanted.count if making.in_python else 0, threads)
-            self.threads = Threads(making, threads, self._processes)
+            self.threads = self.threads or Threads(making, threads, self._processes)
         if self.landing is not None and self.landing.goes_by_itself:
             # Not where Python of the user's runs in the loop's thread: it is called there, when the batch is asked for.
             by_others = self._processes is not None or (self.threads is not None and making.collates_itself)
@@ -153,11 +153,12 @@ class BatchStarter:
     def _start(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
         pending, called = source.start(samples, self._position.epoch)
         keys = self._keys(called.tolist()) if self.making.transform is not None else ()
-        if self.threads is None:
+        threads = self.threads  # another thread may close it
+        if threads is None:
             future = here(pending, len(samples), self.making, keys)
         else:
             [of_batch] = self._keys([number])
-            future = self.threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+            future = threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
         future.called = samples
         return future if self.landing is None else self.landing.expected(future, called)
 
@@ -168,7 +169,7 @@ class BatchStarter:
         return [(seed, position.epoch, position.repeat, name) for name in names]
 
     def close_processes(self) -> None:
-        """Closes all processes of the loader after one of them was lost."""
+        """Closes the processes that the loader keeps, after one of them was lost."""
         self._workers.close()
 
     def close(self) -> None:

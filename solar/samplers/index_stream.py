@@ -49,9 +49,15 @@ UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
 class BatchCuts:
     """Index batches of samples that are all known: cut one after another, or all in one go."""
 
-    def __init__(self, each: Iterator[Any], at_once: Callable[[], Pass]) -> None:
-        self._each = each
-        self.at_once = at_once  # unless one was taken
+    def __init__(self, each: Iterator[Any], make: Callable[[], Pass]) -> None:
+        self._each, self._make = each, make
+        self._made: Pass | None = None
+
+    def at_once(self) -> Pass:
+        """Returns all batches, unless one was taken; the same ones if it is called again."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
     def __iter__(self) -> Iterator[Any]:
         return self

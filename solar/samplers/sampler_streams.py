@@ -197,7 +197,13 @@ class ShuffledByGenerator(IndexStream):
         yield from self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
     def _draw_ahead(self, samples: int) -> Array:
-        return shuffled(self.sampler, self._follow(samples))[samples:]
+        generator = self._follow(samples)
+        state = generator.get_state()
+        try:
+            return shuffled(self.sampler, generator)[samples:]
+        except BaseException:  # Ctrl-C: it is drawn again
+            generator.set_state(state)
+            raise
 
     def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._follow(self._from)

@@ -64,9 +64,6 @@ class ServedPasses:
         """Returns whether a service makes the batches of the pass that begins. Connects to one if need be."""
         if self._owner != os.getpid():  # a forked process has connections of its own
             self._reset()
-        if self.run is not None and self.run.lost:
-            self.end()
-            self._connection = None
         if self._connection is None:
             self._connection = self._find(source, order, exchange)
         self._guessed = order.guessed
@@ -139,8 +136,15 @@ class ServedPasses:
         run.append(segment.batches.sizes, segment.batches)
         return QueuedPass(segment, base)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the service has gone since its run began."""
+        return self.run is not None and self.run.lost
+
     def end(self) -> None:
         if self.run is not None:
+            if self.run.lost:
+                self._connection = None
             self._handed = self.counts()
             self.run.close()
             self.run = None

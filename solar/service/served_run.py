@@ -48,13 +48,13 @@ class ServedRun:
     @property
     def lost(self) -> bool:
         """Whether the service has gone."""
-        return self._door is None
+        return self._connection is None
 
-    def __init__(self, door: ServiceConnection) -> None:
+    def __init__(self, connection: ServiceConnection) -> None:
         self.appended = self.released = 0
-        self._door: ServiceConnection | None = door
-        self._fields = door.fields
-        self._held = door.held
+        self._connection: ServiceConnection | None = connection
+        self._fields = connection.fields
+        self._held = connection.held
         self._epochs: list[ServedUses] = []
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
@@ -102,24 +102,26 @@ class ServedRun:
 
     def _ask(self, message: dict[str, Any], wanted: str, order: SampleUses) -> list[int] | None:
         """Sends a message. Returns the descriptors of the answer; None if the service refuses or has gone."""
-        if self._door is None:
+        if self._connection is None:
             return None
         try:
-            answer, found = self._door.hand(message, wanted, order)
+            answer, found = self._connection.hand(message, wanted, order)
             self._job = answer.get("job", self._job)
             return found
         except Refused as error:
             new = "--memory" in str(error) and str(error) != self._refusal  # which whoever began the service can mend
             self._refusal = str(error)
-            log.log(logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._door.path, error)
+            log.log(
+                logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._connection.path, error
+            )
         except ReadError as error:
             self._lost(error)
         return None
 
     def _join(self, first: int) -> None:
         """Joins for all batches from `first` on, and reads the first one itself."""
-        door = self._door
-        if door is None:
+        connection = self._connection
+        if connection is None:
             return
         self._refused = FAR_OFF
         parts = [_from(one.base, one.uses, first) for one in self._epochs]
@@ -130,11 +132,11 @@ class ServedRun:
         most = max(int(one.sizes.max()) for one in wanted)
         if self._held.cut:  # later batches may have more blocks
             most += most // MORE_BLOCKS
-        found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
+        found = self._ask({"is": "join", "data": connection.data, "batch": most}, "joined", wanted[0]) or []
         try:
             if len(found) == 4:
                 ledger, line, pool, bell = found
-                self._guest = _native.Guest(ledger, line, pool, bell, door.fields, most)
+                self._guest = _native.Guest(ledger, line, pool, bell, connection.fields, most)
                 self._first = first
                 self._guest.has_made(0)  # which is read alone
         except SolarError as error:
@@ -149,10 +151,10 @@ class ServedRun:
 
     def _lost(self, why: Exception) -> None:
         """Notes that the service is gone."""
-        door, self._door, self._guest = self._door, None, None
-        if door is not None and not self._closing:
+        connection, self._connection, self._guest = self._connection, None, None
+        if connection is not None and not self._closing:
             log.warning("%s: the rest of this pass is read alone", why)
-            door.close()
+            connection.close()
 
     # --- batches ----
 
@@ -203,9 +205,9 @@ class ServedRun:
             if not came or self._closing or stopped.is_set():
                 guest.has_made(own)
                 self._naps -= 0 if came else naps
-                if self._naps <= 0 and self._door is not None:
+                if self._naps <= 0 and self._connection is not None:
                     took = COME_WITHIN + MORE_NAPS * NAP
-                    self._lost(ReadError(f"{self._door.path}: batches that did not come took {took:g} s"))
+                    self._lost(ReadError(f"{self._connection.path}: batches that did not come took {took:g} s"))
                 return None
             which, rows = self._uses(number)
             each = [len(of) for _, of in self._held.by_field(which, rows)]
@@ -229,12 +231,12 @@ class ServedRun:
 
     def _alive(self) -> bool:
         """Returns whether the service is there. It never sends unasked, so anything that arrives is its end."""
-        door = self._door
-        if door is None:
+        connection = self._connection
+        if connection is None:
             return False
-        there = door.stands()
+        there = connection.stands()
         if not there:
-            self._lost(ReadError(f"{door.path}: the service has gone"))
+            self._lost(ReadError(f"{connection.path}: the service has gone"))
         return there
 
     def _raise_left_behind(self, number: int) -> None:
@@ -256,9 +258,9 @@ class ServedRun:
 
     def _leave(self) -> None:
         job, self._guest, guest = self._job, None, self._guest
-        if guest is not None and self._alive() and self._door is not None:
+        if guest is not None and self._alive() and self._connection is not None:
             try:
-                self._door.ask({"is": "leave", "job": job}, "left")
+                self._connection.ask({"is": "leave", "job": job}, "left")
             except Refused:
                 pass
             except ReadError as error:  # what it says later would be taken for the answer to something else
@@ -361,12 +363,12 @@ class ServedRun:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.stop()
-        door, guest, self._guest = self._door, self._guest, None
-        if door is not None and guest is not None:
+        connection, guest, self._guest = self._connection, self._guest, None
+        if connection is not None and guest is not None:
             try:
-                door.ask({"is": "leave", "job": self._job}, "left")
+                connection.ask({"is": "leave", "job": self._job}, "left")
             except SolarError:
-                door.close()
+                connection.close()
 
 
 def batch_of_uses(uses: SampleUses, number: int) -> Uses:
