@@ -322,3 +322,15 @@ def test_a_file_that_is_not_there_is_seen() -> None:
     page = ROOT / "io" / "README.md"
     assert known("reader.py", page) and known("reading/reader.py", page) and known("native/README.md", page)
     assert not known("loader.py", page) and not known("reading/loader.py", page)
+
+
+def test_the_names_in_the_table_of_places_exist() -> None:
+    """`name` in `file`: what the architecture page sends a newcomer to is there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    found = re.findall(r"`([A-Za-z_.]+)`(?: and `([A-Za-z_.]+)`)? (?:in|of) `([a-z_/0-9]+\.(?:py|hpp|cpp))`", text)
+    assert len(found) >= 8
+    for *names, file in found:
+        places = [place for place in (ROOT / file, ROOT / "solar" / file) if place.exists()]
+        assert places, f"{file} is not there"
+        for name in filter(None, names):
+            assert re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", places[0].read_text()), f"{name} in {file}"

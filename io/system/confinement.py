@@ -20,7 +20,7 @@ NO_NEW_PRIVS, SET_SECCOMP, FILTER_MODE = 38, 22, 2  # of prctl
 CREATE_RULESET, RESTRICT_SELF = 444, 446  # of Landlock, on all machines
 # What Landlock forbids, by the version that knows it: executing, writing, making, removing and moving files (1 to 5),
 # TCP (4), abstract sockets and signals to others (6). Reading is not in it.
-FILES = {1: 0b1_1111_1111_0011, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
+FORBIDDEN = {1: 0b1_1111_1111_0011, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 TCP, SCOPES = 0b11, 0b11
 
 ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # as audit calls them; and their column below
@@ -75,7 +75,7 @@ def _restrict(libc: ctypes.CDLL) -> int:
     version = int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     if version < 1:
         return 0
-    files = sum(bits for since, bits in FILES.items() if version >= since)
+    files = sum(bits for since, bits in FORBIDDEN.items() if version >= since)
     words = [files, *([TCP] if version >= 4 else []), *([SCOPES] if version >= 6 else [])]
     rules = (ctypes.c_uint64 * len(words))(*words)
     made = libc.syscall(CREATE_RULESET, rules, ctypes.c_size_t(ctypes.sizeof(rules)), 0)
