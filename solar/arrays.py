@@ -163,7 +163,7 @@ def _epoch(
         stats.waited("plan" if passes else "start", time.perf_counter() - asked)
         found = _direct_source(source, passes, queue, state.batch_size or 0)
         for one in passes:
-            queue.indices, queue.most, queue.most_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
+            queue.indices, queue.ahead, queue.ahead_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
         if found is not None:
             try:
                 yield from _direct_batches(found, queue.position, stats, timeout)
@@ -191,7 +191,7 @@ def _direct_source(
         return None
     if passes:
         return of_run(passes[0], assemble, None)
-    return of_reader(queue.indices, source, assemble, samples, queue.most, queue.most_nbytes, None)
+    return of_reader(queue.indices, source, assemble, samples, queue.ahead, queue.ahead_nbytes, None)
 
 
 def _direct_batches(

@@ -160,8 +160,8 @@ def test_a_close_amid_an_epoch_does_not_finish_it(path: str) -> None:
         yield
 
     queue: Any = batches._queue  # type: ignore[attr-defined]
-    queue.indices, queue._fitting = ended(), 1 << 20
-    queue.most = len(queue) + 1
+    queue.indices, queue._ahead_that_fit = ended(), 1 << 20
+    queue.ahead = len(queue) + 1
     with pytest.raises(RuntimeError, match="closed"):
         list(batches)
     assert loader.state_dict()["epoch"] == 0

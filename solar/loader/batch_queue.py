@@ -155,18 +155,18 @@ class BatchQueue:
         position: EpochPosition,
         begin: Callable[[Any, int], BatchFuture],
         stats: Stats,
-        most: int,
-        most_nbytes: int,
+        ahead: int,
+        ahead_nbytes: int,
     ) -> None:
         """`begin` starts a batch, by its indices and its number in the epoch. The others limit what is ahead."""
         self.indices, self.position, self.stats = indices, position, stats
-        self.most, self.most_nbytes = most, most_nbytes
+        self.ahead, self.ahead_nbytes = ahead, ahead_nbytes
         self.begun = 0
         self.drained = self.sampler_failed = False
         self._begin = begin
         self._drawn: deque[Any] = deque()  # the indices of the next batch, if it is not begun yet
         self._futures: deque[BatchFuture] = deque()
-        self._fitting = 0  # batches as large as the newest one that may be ahead of the oldest
+        self._ahead_that_fit = 0  # in `ahead_nbytes`, if they are as large as the newest one
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -176,8 +176,8 @@ class BatchQueue:
         return self._futures[0]
 
     def fill(self) -> None:
-        """Begins batches, one more than may be ahead: it replaces the oldest one, which the loop is about to take."""
-        while not self.drained and len(self._futures) <= min(self.most, self._fitting):
+        """Begins batches until `ahead` of them are being made besides the oldest, which the loop takes next."""
+        while not self.drained and len(self._futures) <= min(self.ahead, self._ahead_that_fit):
             self.begin_next()
 
     def begin_next(self) -> None:
@@ -203,7 +203,7 @@ class BatchQueue:
         nbytes = future.pending.nbytes
         self.stats.held(nbytes)
         if future.pending.fields:  # not one that failed
-            self._fitting = max(0, self.most_nbytes // max(1, nbytes) - 1)
+            self._ahead_that_fit = max(0, self.ahead_nbytes // max(1, nbytes) - 1)
 
     def go_on(self, begun: Iterable[BatchFuture], indices: Iterator[Any], number: int) -> None:
         """Continues where `number` batches were begun by others, some of which are still being made."""
@@ -269,9 +269,10 @@ def begin_epoch(
     *,
     gone: bool,
 ) -> None:
-    """Calls `begin` for a new epoch after looking at the files. Raises an error if one was replaced, or is `gone`.
+    """Calls `begin` for a new epoch after looking at the files. Raises an error if one was replaced.
 
-    `begin` is called with that error, too, if other ranks wait for this one: it tells them.
+    With `gone`, a file that was deleted is an error, too. `begin` gets the error and runs nevertheless if other ranks
+    wait for this one: it tells them.
     """
     replaced = look_at_files(files, source, buffer, timeout, gone=gone)
     try:

@@ -235,7 +235,7 @@ class EpochIterator(Draws):
             return
         queue, landing, size = self._queue, self._starter.landing, self._sampler_state.batch_size or 0
         buffered_pass, collation = self._starter.buffered_pass, self._starter.making.collation
-        limits = queue.most, queue.most_nbytes
+        limits = queue.ahead, queue.ahead_nbytes
         found = direct_source(buffered_pass, queue.indices, source, collation, size, limits)
         if found is not None:
             feed = found if landing is None else landing.landed_batches(found)
@@ -246,8 +246,8 @@ class EpochIterator(Draws):
         """Begins the epoch with or without the loader's buffer; again after Ctrl-C."""
         starter, queue = self._starter, self._queue
         if (pace := starter.pace) is None:
-            pace = starter.start_workers(queue.most, self._skipping is not None)
-            queue.most = pace.ahead
+            pace = starter.start_workers(queue.ahead, self._skipping is not None)
+            queue.ahead = pace.ahead
         if starter.buffered_pass is None:
             starter.buffered_pass = begin_pass(
                 self._buffered, starter.source, self._sampler_iter, self._sampler_state, pace, replaced
@@ -261,7 +261,7 @@ class EpochIterator(Draws):
             if self._closed:
                 buffered_pass.leave()
                 raise RuntimeError(ITERATOR_CLOSED)
-            queue.indices, queue.most, queue.most_nbytes = buffered_pass, buffered_pass.ahead, sys.maxsize
+            queue.indices, queue.ahead, queue.ahead_nbytes = buffered_pass, buffered_pass.ahead, sys.maxsize
         elif isinstance(queue.indices, Indices):
             queue.indices = queue.indices.known()
 
