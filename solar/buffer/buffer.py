@@ -40,12 +40,12 @@ log = logging.getLogger("solar")
 
 
 @dataclass(eq=False)
-class HeldData:
-    """The buffer while one pass has it: the run, and which of its batches belong to the pass."""
+class BufferLease:
+    """The buffer, lent to one pass: the run, and which of its batches belong to the pass."""
 
     run: Run
     base: int  # number of the first batch in the run
-    orphaned: bool = False  # nobody was there to leave it properly
+    orphaned: bool = False  # its pass was garbage-collected: the next pass ends the run
 
 
 class LoaderBuffer:
@@ -79,7 +79,7 @@ class LoaderBuffer:
         self._warned = False  # of what went wrong in the background
         self._work: Background | None = None
         self._queue: deque[QueuedPass] = deque()
-        self._holder: HeldData | None = None
+        self._lease: BufferLease | None = None
 
     @property
     def running(self) -> Run | None:
@@ -160,12 +160,12 @@ class LoaderBuffer:
             self._order_known = order.guessed, order.is_foreseen
             return RankMemory(memory.rank_group, memory.nbytes, memory.apart, epochs_left)
 
-    def _is_held_by_another(self, hold: HeldData | None) -> bool:
+    def _is_held_by_another(self, lease: BufferLease | None) -> bool:
         """Returns whether another pass has the buffer. Ends the run of one that was garbage-collected."""
-        if self._holder is not None and self._holder.orphaned:
-            self._holder = None
+        if self._lease is not None and self._lease.orphaned:
+            self._lease = None
             self._end()
-        if self._holder is None or self._holder is hold:
+        if self._lease is None or self._lease is lease:
             return False
         said, rank_group = "another iterator of this loader takes batches from its buffer", self.memory.rank_group
         if rank_group is not None and rank_group.balance == "uneven":
@@ -173,34 +173,34 @@ class LoaderBuffer:
         log.info("%s: this one reads without", said)
         return True
 
-    def enter(self, plan: PassPlan, hold: HeldData | None) -> HeldData | None:
+    def enter(self, plan: PassPlan, lease: BufferLease | None) -> BufferLease | None:
         """Has the run make these batches next, and plans what comes later. None: they are read without the buffer.
 
-        `hold`: they continue a pass that has the buffer already.
+        `lease`: they continue a pass that has the buffer already.
         """
         with self._lock:
-            if self._is_held_by_another(hold):
+            if self._is_held_by_another(lease):
                 return None
-            amid, appended = hold is not None, None if self.running is None else self.running.appended
+            midway, appended = lease is not None, None if self.running is None else self.running.appended
             try:
-                queued = self._next_pass(plan, amid)
+                queued = self._next_pass(plan, midway)
                 if queued is None or self.running is None:
                     return None
-                self._holder = hold = hold or HeldData(self.running, 0)
-                hold.run, hold.base = self.running, queued.base
+                self._lease = lease = lease or BufferLease(self.running, 0)
+                lease.run, lease.base = self.running, queued.base
                 self._work = in_background(self._append_later)
-                return hold
+                return lease
             except BaseException:  # Ctrl-C, too: nobody takes what the run was told, or will be
-                if not amid or self.running is None or self.running.appended != appended:
+                if not midway or self.running is None or self.running.appended != appended:
                     self._end()
-                    self._holder = None
+                    self._lease = None
                 raise
 
-    def _next_pass(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+    def _next_pass(self, plan: PassPlan, midway: bool) -> QueuedPass | None:
         """Returns the segment of this plan as the run has it, or gets it now."""
         maker, rank_group = self._maker, self.memory.rank_group
         assert maker is not None, "room was given"
-        if self.running is not None and not self._can_continue() and not amid:
+        if self.running is not None and not self._can_continue() and not midway:
             self._end()
         queued = self._queue.popleft() if self._queue else None
         if queued is not None and not queued.segment.same(plan.segment):
@@ -210,12 +210,12 @@ class LoaderBuffer:
             rank_group.check_files(self.running)
         if queued is None:
             try:
-                queued = maker.begin(plan, amid)
+                queued = maker.begin(plan, midway)
             except PlanError as error:
                 if self.options.nbytes is not None:
                     raise
                 log.info("no buffer: %s", error)  # which nobody has asked for
-                if not amid:
+                if not midway:
                     self._end()
                 self.memory.nbytes, self.memory.weighed = 0, None
         return queued
@@ -239,15 +239,15 @@ class LoaderBuffer:
         if (queued := maker.append_later(stopped)) is not None:
             self._queue.append(queued)
 
-    def leave(self, hold: HeldData, whole: bool) -> None:
+    def leave(self, lease: BufferLease, whole: bool) -> None:
         """Ends a pass. The run continues if the pass took all of its batches."""
-        if self._owner != os.getpid() or self._holder is not hold:
+        if self._owner != os.getpid() or self._lease is not lease:
             return
         if isinstance(threading.current_thread(), Background):  # the garbage collector's: left to the next iterator
-            hold.orphaned = True
+            lease.orphaned = True
             return
         with self._lock:
-            self._holder = None
+            self._lease = None
             if not whole:
                 self._end()
 
@@ -256,7 +256,7 @@ class LoaderBuffer:
         if self._owner == os.getpid():
             with self._lock:
                 self._end()
-                self._holder = None
+                self._lease = None
                 if self.options.service is not None:
                     self.options.service.close()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from solar.buffer.buffer import HeldData, LoaderBuffer
+from solar.buffer.buffer import BufferLease, LoaderBuffer
 from solar.buffer.buffer_memory import RankMemory, batch_needs
 from solar.buffer.located import located
 from solar.buffer.planned_run import PassPlan
@@ -66,7 +66,7 @@ class BufferedPass:
         self._exhausted = False
         self._segment: PassUses | None = None  # None: it is read without the run
         self._facts: dict[str, Any] = {}  # of the pass of all ranks
-        self._hold: HeldData | None = None
+        self._lease: BufferLease | None = None
         self._started = 0  # batches
         self.ahead = pace.ahead
         # What is to be raised is raised before anything is drawn. Ranks that read together raise it together.
@@ -105,11 +105,11 @@ class BufferedPass:
         drawn = len(self._next) * each if arrays is None else len(arrays[0])
         with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
             segment = self._locate_uses()
-            hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
-            self._hold = hold or self._hold  # at once: who interrupts what follows leaves the buffer all the same
-        self._started, self._segment = 0, None if hold is None else segment
-        if hold is not None:
-            self.ahead = hold.run.staged + self._pace.threads
+            lease = None if segment is None else self._buffer.enter(self._plan(segment), self._lease)
+            self._lease = lease or self._lease  # at once: who interrupts what follows leaves the buffer all the same
+        self._started, self._segment = 0, None if lease is None else segment
+        if lease is not None:
+            self.ahead = lease.run.staged + self._pace.threads
         arrays = self._as_arrays
         self._drawn, self._cut = iter(self._next) if arrays is None else cut_at(arrays), arrays
         self._as_arrays, self._next = None, deque()
@@ -198,17 +198,17 @@ class BufferedPass:
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """Starts the batch of these indices. Returns it and the numbers of its samples."""
-        if self._segment is None or self._hold is None:
+        if self._segment is None or self._lease is None:
             return self._source.start(samples, epoch)
         try:
-            found = self._start(self._segment, self._hold, self._started, epoch)
+            found = self._start(self._segment, self._lease, self._started, epoch)
         except Exception:  # unlike Ctrl-C, after which this batch is started again
             self._started += 1
             raise
         self._started += 1
         return found
 
-    def _start(self, segment: PassUses, hold: HeldData, number: int, epoch: int) -> tuple[PendingBatch, Array]:
+    def _start(self, segment: PassUses, lease: BufferLease, number: int, epoch: int) -> tuple[PendingBatch, Array]:
         uses = segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
@@ -225,7 +225,7 @@ class BufferedPass:
         if uses.which is not None:
             names = self._source.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        run, at = hold.run, hold.base + number
+        run, at = lease.run, lease.base + number
         made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), cut, constants)
         made.alone = self._pace.threads == 0
         if segment.weights is not None:
@@ -235,25 +235,25 @@ class BufferedPass:
     @property
     def run(self) -> Run | None:
         """The run that makes the batches; None: not yet, or they are read without one."""
-        return None if self._hold is None or self._segment is None else self._hold.run
+        return None if self._lease is None or self._segment is None else self._lease.run
 
     def from_run(self) -> tuple[Running, int, Array] | None:
         """Returns the run, its number of the next batch, and the samples of each batch from there on.
 
         Returns None if a batch needs more than the run: other nodes, weights, scales of its own rows.
         """
-        hold, segment = self._hold, self._segment
-        if hold is None or segment is None or not isinstance(hold.run, Running) or self._by_row:
+        lease, segment = self._lease, self._segment
+        if lease is None or segment is None or not isinstance(lease.run, Running) or self._by_row:
             return None
         if self._cut is None or segment.weights is not None:
             return None
-        return hold.run, hold.base + self._started, segment.batches.sizes[self._started :]
+        return lease.run, lease.base + self._started, segment.batches.sizes[self._started :]
 
     def called(self, number: int) -> Array:
         """Returns the samples of this batch of the run."""
-        assert self._cut is not None and self._hold is not None, "of these the run was given"
+        assert self._cut is not None and self._lease is not None, "of these the run was given"
         samples, starts = self._cut
-        found: Array = samples[starts[number - self._hold.base] : starts[number - self._hold.base + 1]]
+        found: Array = samples[starts[number - self._lease.base] : starts[number - self._lease.base + 1]]
         return found
 
     def taken(self, batches: int) -> None:
@@ -265,15 +265,15 @@ class BufferedPass:
 
     def leave(self) -> None:
         """Leaves the buffer: no more batches are taken."""
-        if self._hold is not None:
-            self._buffer.leave(self._hold, self._all_taken(self._hold))
+        if self._lease is not None:
+            self._buffer.leave(self._lease, self._all_taken(self._lease))
 
-    def _all_taken(self, hold: HeldData) -> bool:
+    def _all_taken(self, lease: BufferLease) -> bool:
         if self._segment is None or not self._exhausted:
             return False
         if self.rank_group is not None:  # what threads have taken ahead differs from rank to rank
             return self._position.batches == len(self._segment.sizes)
-        return hold.run.released == hold.base + len(self._segment.sizes)
+        return lease.run.released == lease.base + len(self._segment.sizes)
 
 
 def _in_blocks(source: SampleSource, which: Array | None, names: Array) -> InBlocks:

@@ -66,8 +66,8 @@ class PassMaker(Protocol):
     @property
     def run(self) -> Run | None: ...
 
-    def begin(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
-        """Begins with these batches. `amid` a pass, returns None if that is impossible: its batches are being made."""
+    def begin(self, plan: PassPlan, midway: bool) -> QueuedPass | None:
+        """Begins with these batches. `midway` through a pass, returns None if that is impossible: its batches are being made."""
 
     def append_later(self, stopped: threading.Event) -> QueuedPass | None:
         """Prepares the next pass while this one runs, if it is known."""
@@ -122,7 +122,7 @@ class PlannedRun:
         self._pieces: list[Piece] = []  # of what is read
         self.budget: Budget | None = None
 
-    def begin(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+    def begin(self, plan: PassPlan, midway: bool) -> QueuedPass | None:
         """Plans from here on, for the present run if it can carry the plan out, else for a new one.
 
         Returns None in the middle of a pass whose run cannot end, because its batches are being made.
@@ -132,7 +132,7 @@ class PlannedRun:
         own = plan.needs()._replace(encodes=encoding_nbytes(self._read(plan.source)))
         needs = [own] if rank_group is None else rank_group.needs({**plan.facts, "buffer": self.memory.nbytes}, own)
         with nullcontext() if rank_group is None else rank_group.agreeing():
-            found = self._window_of(plan, amid, needs)
+            found = self._window_of(plan, midway, needs)
         if found is None:
             return None
         window, self.budget, self._later = found
@@ -141,7 +141,7 @@ class PlannedRun:
         return self._append(window)
 
     def _window_of(
-        self, plan: PassPlan, amid: bool, needs: list[Needs]
+        self, plan: PassPlan, midway: bool, needs: list[Needs]
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """Returns the window that begins here, the division of memory, and what comes after. May end the run."""
         segment, source, memory = plan.segment, plan.source, self.memory
@@ -151,14 +151,14 @@ class PlannedRun:
         if memory.rank_group is not None:
             memory.threads = sum(one.threads for one in needs)
         if budget != self.budget and self.run is not None:
-            if amid:
+            if midway:
                 return None
             self.end()
         uses = len(segment.planned.rows) * most_rows_per_sample(source)
         makers = list(islice(later, passes_per_plan(uses, first=True)))
         window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
         if self.run is not None and not self._goes_on(window):
-            if amid:
+            if midway:
                 return None
             self.end()
             window = apart(lambda stopped: self._plan(makers, source, budget, stopped))

@@ -117,7 +117,7 @@ class ServedPasses:
         self._warned = True
         log.log(level, "%s: this training reads by itself", why)
 
-    def begin(self, plan: PassPlan, amid: bool) -> QueuedPass | None:
+    def begin(self, plan: PassPlan, midway: bool) -> QueuedPass | None:
         """Sends the order to the service, which plans."""
         if self.run is None:
             assert self._connection is not None
