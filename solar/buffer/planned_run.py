@@ -67,7 +67,7 @@ class PassMaker(Protocol):
     def run(self) -> Run | None: ...
 
     def begin(self, plan: PassPlan, midway: bool) -> QueuedPass | None:
-        """Begins with these batches. `midway` through a pass, returns None if that is impossible: its batches are being made."""
+        """Begins with these batches. Returns None if they come `midway` in a pass whose batches are being made."""
 
     def append_later(self, stopped: threading.Event) -> QueuedPass | None:
         """Prepares the next pass while this one runs, if it is known."""

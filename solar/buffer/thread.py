@@ -25,7 +25,7 @@ class Background(threading.Thread):
         super().__init__(name="solar-planning")
         self._do: Callable[[Stopping], None] | None = do
         self._stopped = Stopping()
-        # A thread is waited for by this, and never joined: the garbage collector may wait for one midway threading's own
+        # A thread is waited for by this, and never joined: the garbage collector may wait for one amid threading's own
         # code, whose lock the end of a thread that is joined needs.
         self._done, self._process = threading.Event(), os.getpid()
         self._error: Exception | None = None
