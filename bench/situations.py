@@ -17,6 +17,7 @@ from bench.tables import Record, pace, rate, table
 H5PY = "PyTorch + h5py"
 OVER_FSSPEC = "h5py over fsspec", "h5py over fsspec, blocks kept", "h5py over fsspec, 16 workers"
 STUDY = 8  # trainings that read the same data
+MADE = "First batch: seconds from the making of the loader on, without imports."
 
 
 class Reading(NamedTuple):
@@ -65,7 +66,8 @@ def of_shapes(name: str, variant: int, title: str) -> Situation:
     ours = next(one for one in found if one["peer"] == "solar" and one["share"] is None)
     others = sorted(shapes_tables.others(found), key=lambda one: -one["later"])
     h5py = next(one for one in others if one["peer"] == "h5py")
-    return Situation(title, *(Reading(one["label"], one["later"], None, one) for one in (h5py, others[0], ours)))
+    readers = (Reading(one["label"], one["later"], one.get("begun"), one) for one in (h5py, others[0], ours))
+    return Situation(title, *readers, note=MADE)
 
 
 def of_far(delay: float, who: str, title: str) -> Situation:
@@ -75,19 +77,20 @@ def of_far(delay: float, who: str, title: str) -> Situation:
     others = sorted((one for one in there if "solar" not in one["who"]), key=lambda one: -one["later"])
     people = next(one for one in others if one["who"] in OVER_FSSPEC)
     ours = next(one for one in there if one["who"] == who)
-    return Situation(title, *(Reading(one["who"], one["later"], None, one) for one in (people, others[0], ours)))
+    readers = (Reading(one["who"], one["later"], one.get("begun"), one) for one in (people, others[0], ours))
+    return Situation(title, *readers, note=MADE)
 
 
 def of_trainings(way: str, title: str) -> Situation:
     """Eight trainings on the slowed mount, whole runs of two epochs."""
     found = tables.newest(records.quoted("serve"), "gzip", "local", "jobs", "way")
     there = {one["way"]: one for one in found if one["jobs"] == STUDY and not (one["gzip"] or one["local"])}
-    labels = {"page_cache": "single reads", "alone": "solar without a service", way: tables.SERVED[way]}
+    labels = {"torch": H5PY, "alone": "solar without a service", way: tables.SERVED[way]}
     note = (
-        "Whole runs of two epochs, all trainings together. PyTorch itself was not recorded: the first figure is that "
-        "of single reads over one page cache of the same memory, the second that of solar's loader without its service."
+        "Whole runs of two epochs, all trainings together. PyTorch + h5py has one page cache of the same memory, which "
+        "has no room for workers. " + MADE
     )
-    readers = (Reading(label, there[one]["rate"], None, there[one]) for one, label in labels.items())
+    readers = (Reading(label, there[one]["rate"], there[one]["first"], there[one]) for one, label in labels.items())
     return Situation(title, *readers, note)
 
 
@@ -144,7 +147,7 @@ def about(found: Iterable[Situation]) -> str:
     return (
         f"Samples a second over the epochs after the first. Measured from {days[0]} to {days[-1]} on {'; '.join(on)}. "
         "The disks are emulated: 1 ms, 1 GB/s, 500 requests a second. First batch: seconds from the first import on, "
-        "in the order of the three readers; a dash where the record does not have them. Where memory is limited, whole "
+        "in the order of the three readers; a dash where only a part of a run was timed. Where memory is limited, whole "
         f"runs took {min(runs):.0f} to {max(runs):.0f} s; of longer ones a part was timed.{single}"
     )
 
