@@ -7,6 +7,7 @@ first import of the program.
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -90,7 +91,7 @@ def of_trainings(way: str, title: str) -> Situation:
         "Whole runs of two epochs, all trainings together. PyTorch + h5py has one page cache of the same memory, which "
         "has no room for workers. " + MADE
     )
-    readers = (Reading(label, there[one]["rate"], there[one]["first"], there[one]) for one, label in labels.items())
+    readers = (Reading(label, there[one]["rate"], statistics.median(there[one]["first"]), there[one]) for one, label in labels.items())
     return Situation(title, *readers, note)
 
 
@@ -117,13 +118,19 @@ def times(ours: float, other: float) -> str:
     return f"{ratio:.1f} ×" if ratio < 9.95 else f"{ratio:.0f} ×"
 
 
+def begun(seconds: float | None) -> str:
+    """Seconds to the first batch: two figures below 1, a dash where they were not measured."""
+    return "–" if seconds is None else f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
+
+
 def compared(found: Iterable[Situation], note: bool = True) -> str:
     """A row for each situation; and below what was measured where, and when."""
     found = [*found]
-    marks = {one.note: f" <sup>{number}</sup>" for number, one in enumerate((one for one in found if one.note), 1)}
+    notes = dict.fromkeys(one.note for one in found if one.note)
+    marks = {note: f" <sup>{number}</sup>" for number, note in enumerate(notes, 1)}
     rows = []
     for one in found:
-        first = " · ".join("–" if each.first is None else f"{each.first:.1f}" for each in one[1:4])
+        first = " · ".join(map(begun, (each.first for each in one[1:4])))
         best = f"{rate(one.expert.rate)} ({one.expert.label})"
         gained = (times(one.solar.rate, other.rate) for other in (one.people, one.expert))
         named = one.title + marks.get(one.note, "")
