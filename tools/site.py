@@ -6,6 +6,8 @@ outside docs/ get a place in the site, files that pages link to are copied besid
 
 from __future__ import annotations
 
+import base64
+import json
 import posixpath
 import re
 import shutil
@@ -24,6 +26,7 @@ OUTSIDE = {  # page of the project -> page of the site
     "AGENTS.md": "agents.md",
     "docker/README.md": "containers.md",
     "examples/README.md": "examples.md",
+    "examples/first_steps.ipynb": "first-steps.md",
     "io/FORMAT.md": "format.md",
     "io/SERVICE.md": "service.md",
     "native/README.md": "native.md",
@@ -57,7 +60,13 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages from outside, and what pages link to."""
     for source, place in OUTSIDE.items():
-        if (ROOT / source).is_file():
+        if source.endswith(".ipynb"):
+            text, pictures = page_of_notebook(ROOT / source, posixpath.splitext(place)[0])
+            link = f'<a href="files/{source}" download>This page as a notebook</a>'  # of itself no page is copied
+            files.append(File.generated(config, place, content=f"{text}\n{link}\n"))
+            for name, content in (pictures | {f"files/{source}": (ROOT / source).read_bytes()}).items():
+                files.append(File.generated(config, name, content=content))
+        elif (ROOT / source).is_file():
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
     files.append(File.generated(config, DECISIONS, content=listed()))
     for file in [*files.documentation_pages()]:
@@ -102,6 +111,28 @@ def reference(found: re.Match[str]) -> str:
     """What mkdocstrings puts in the place of a heading and its text, of which what links to more stays."""
     more = [sentence.rstrip(".") + "." for sentence in " ".join(found[1].split()).split(". ") if "](" in sentence]
     return "\n\n".join((f"::: {found[2]}", *more))
+
+
+# --- notebooks ----
+
+
+def page_of_notebook(path: Path, name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown: its text, its code, and below each cell what it showed; and the pictures, by name."""
+    parts, pictures = list[str](), dict[str, bytes]()
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                pictures[f"pictures/{name}-{number}.png"] = base64.b64decode(data["image/png"])
+                parts.append(f'<img alt="What the cell shows" src="pictures/{name}-{number}.png">')
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]))
+            else:
+                text = "".join(output.get("text") or data["text/plain"]).strip("\n")
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 # --- where things are ----
