@@ -33,6 +33,7 @@ SMALLEST = {
     " --rounds 1",
     "bench.dlio": "--scenes warm --folder {new} --out {new}/out",
     "bench.far": "--samples 64 --delays 0 --who 'solar, buffer=0' --folder {new}",
+    "bench.gallery": "--quick --folder {new} --out {new}/out",
     "bench.gpu": "--quick --device cpu --steps decode --out {new}/out",
     "bench.handing": "--quick --folder {new}",
     "bench.steps": "--quick --folder {new}",

@@ -93,7 +93,7 @@ def test_pictures_are_those_that_are_drawn_of_plans_and_of_what_is_recorded(tmp_
     shown = {path.relative_to(DOCS): path.read_text() for path in DOCS.rglob("*.svg")}
     assert drawn == shown, "run `python -m bench.pictures`"
     assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in drawn.values()), "well formed"
-    for name in ("faster", "how"):
+    for name in ("faster", "how", "plan", "report-before", "report-after"):
         light, dark = (drawn[Path(f"pictures/{name}{theme}.svg")] for theme in ("", "-dark"))
         assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark) and light != dark
 
@@ -289,3 +289,32 @@ def test_the_site_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path) 
         page.feed(path.read_text())
         assert [target for target in page.targets if "//" in target] == [], f"{path}: fetched from elsewhere"
     assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
+
+
+# --- versions ----
+
+
+def docs_by_version(site: Path, pages: Path, version: str) -> list[str]:
+    command = [sys.executable, str(ROOT / "tools" / "docs-by-version"), str(site), str(pages), version]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_the_pages_of_a_version_stand_beside_those_of_others_and_the_newest_is_led_to(tmp_path: Path) -> None:
+    site, pages = tmp_path / "site", tmp_path / "pages"
+    site.mkdir()
+    pages.mkdir()
+    for version, newest in (("0.9.0", "0.9.0"), ("0.10.0", "0.10.0"), ("0.9.1", "0.10.0"), ("0.10.0", "0.10.0")):
+        (site / "index.html").write_text(f"of {version}")
+        there = docs_by_version(site, pages, version)
+        assert there[0] == newest and (pages / version / "index.html").read_text() == f"of {version}"
+        assert f'url={newest}/index.html"' in (pages / "index.html").read_text()
+    listed = json.loads((pages / "versions.json").read_text())
+    assert [(one["version"], one["aliases"]) for one in listed] == [
+        ("0.10.0", ["latest"]),
+        ("0.9.1", []),
+        ("0.9.0", []),
+    ]
+    for wrong, said in ((["0.9"], "give three numbers"), (["../x"], "give three numbers")):
+        with pytest.raises(subprocess.CalledProcessError) as caught:
+            docs_by_version(site, pages, *wrong)
+        assert said in caught.value.stderr

@@ -49,6 +49,7 @@ def on_config(config: Any) -> Any:
     shutil.copytree(ROOT / "solar", SOURCE / "solar", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for folder in {path.parent for path in (SOURCE / "solar").rglob("*.py")} | {SOURCE / "solar" / "io"}:
         (folder / "__init__.py").touch()  # nor a folder that is no package
+    config.copyright = f"These pages are of solar {version()}."
     pages: list[Any] = [DECISIONS, *(f"decisions/{path.name}" for path in decisions())]
     for section in config.nav:
         for title, entries in section.items():
@@ -136,6 +137,11 @@ def page_of_notebook(path: Path, name: str) -> tuple[str, dict[str, bytes]]:
 
 
 # --- where things are ----
+
+
+def version() -> str:
+    """Which solar these pages are of: it stands below each."""
+    return re.findall(r'^__version__ = "(.+)"$', (ROOT / "solar" / "__init__.py").read_text(), re.MULTILINE)[0]
 
 
 def decisions() -> list[Path]:
