@@ -60,11 +60,11 @@ def plan_svg() -> str:
     return page[page.index("<svg") : page.index("</html>")]
 
 
-def trained(path: Path, epochs: int, **given: Any) -> Record:
+def trained(path: Path, passes: int, **given: Any) -> Record:
     """The report of a training, and of each epoch what the picture of a notebook is drawn from."""
     data = H5Dataset(str(path), {"x": "frames"}, page_cache=False)
     with contextlib.closing(DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=0), **given)) as loader:
-        for epoch in range(epochs):
+        for epoch in range(passes):
             loader.set_epoch(epoch)
             for _ in loader:
                 time.sleep(STEP)

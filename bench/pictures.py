@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -416,14 +417,17 @@ def plan(theme: Theme) -> str:
 
 def reported(name: str, theme: Theme) -> str:
     """The drawing of a report that a notebook shows."""
-    drawn = gallery.report_svg(name).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
-    return grounded(drawn.replace("currentColor", theme.text), "", theme) + "\n"
+    drawn = gallery.report_svg(name).replace("currentColor", theme.text)
+    wide, high = (int(re.findall(rf' {side}="(\d+)"', drawn)[0]) + 24 for side in ("width", "height"))
+    inner = drawn.replace("<svg ", '<svg x="12" y="12" ', 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" role="img">'
+    return grounded(f"{head}{inner}</svg>", "What the time of each epoch went to", theme) + "\n"
 
 
 def grounded(svg: str, title: str, theme: Theme, style: str = "") -> str:
     """A drawing with a ground behind it, for what shows it may be light or dark."""
     head, found, rest = svg.partition(">")
-    named = f"<title>{html.escape(title)}</title>" if title else ""
+    named = f"<title>{html.escape(title)}</title>"
     return f'{head}{found}\n{named}{style}<rect width="100%" height="100%" rx="6" fill="{theme.ground}"/>{rest.strip()}'
 
 

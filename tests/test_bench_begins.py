@@ -51,6 +51,7 @@ SMALLEST = {
     "bench.recipes": "--quick --scenes lightning_trainer --folder {new} --out {new}/out",
     "bench.report": "bench/results/timeline.jsonl bench/results/rates.jsonl",
     "bench.serve": "--quick --local --jobs 1 --ways own --folder {new} --out {new}/out",
+    "bench.serve_page": "--seconds 1 {new}/page.html",
     "bench.serve_nodes": "--quick --hosts 2 --rates 1gbit --shares 0.25 --ways alone --folder {new} --out {new}/out",
     "bench.shapes": "--quick --scenes clips --peers solar --folder {new} --out {new}/out",
     "bench.slowfs": "",
