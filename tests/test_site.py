@@ -313,7 +313,7 @@ def test_the_site_says_of_which_version_it_is_and_has_the_notebook_as_a_page(bui
 
 
 SEARCHED = {  # what people type, and a page that must be among the first five
-    "resume": "guide.html",
+    "resume": "quickstart.html",
     "s3": "remote.html",
     "memory": "guide.html",
     "NCCL": "ranks.html",

@@ -33,6 +33,7 @@ OUTSIDE = {  # page of the project -> page of the site
     "solar/planning/README.md": "planner.md",
 }
 DECISIONS = "decisions/index.md"
+INSIDE = ("decisions/", "promises/", "changes.md")  # in a search these come behind the pages for users
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 REFERENCE = re.compile(r"^### \w+\n\n((?:.+\n)+)\n<!-- reference: ([\w.]+) -->", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -86,6 +87,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     The reference brings headings of its own.
     """
     of = source_of(page.file.src_uri)
+    if page.file.src_uri.startswith(INSIDE):
+        page.meta.setdefault("search", {"boost": 0.05})
 
     def turned(found: re.Match[str]) -> str:
         path = meant(of, found["target"])
