@@ -90,6 +90,15 @@ def test_what_users_are_asked_to_read_or_run_is_there() -> None:
         assert command in COMMANDS
 
 
+def test_what_a_workflow_runs_of_this_project_is_there_and_can_be_run() -> None:
+    text = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    named = set(re.findall(r"(?<![\w/.-])(?:tools/[\w-]+|\.ci/run)", text))
+    assert {"tools/docs-by-version", "tools/release-notes", ".ci/run"} <= named
+    assert [name for name in named if not os.access(ROOT / name, os.X_OK)] == []
+    targets = set(re.findall(r"\bmake ([a-z-]+)", text)) - {"test"}
+    subprocess.run(["make", "--dry-run", *sorted(targets)], cwd=ROOT, check=True, capture_output=True)
+
+
 def tool(name: str) -> Any:
     """A file of tools/ as a module."""
     loader = SourceFileLoader(name.replace("-", "_"), str(ROOT / "tools" / name))
