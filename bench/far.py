@@ -87,11 +87,12 @@ def measured(make: Callable[[], Any], samples: int, root: str, epochs: int) -> d
     Of one that takes long its first seconds are the first figure; those after them, with all workers there, the other.
     """
     before, began = counts(root), time.perf_counter()
-    loader, rates, seen = make(), [], 0
+    loader, rates, seen, begun = make(), [], 0, 0.0
     while len(rates) < epochs:
         for batch in loader:
             seen += len(batch)
             now = time.perf_counter()
+            begun = begun or now - began
             if now - began > (MORE if rates else LONGEST):
                 rates.append(seen / (now - began))
                 seen, began = 0, now
@@ -106,7 +107,7 @@ def measured(make: Callable[[], Any], samples: int, root: str, epochs: int) -> d
     gc.collect()
     after = counts(root)
     whole = {name: after[name] - before[name] for name in after}
-    return {"first": rates[0], "later": rates[1], **({"then": rates[2:]} if epochs > EPOCHS else {}), **whole}
+    return {"begun": begun, "first": rates[0], "later": rates[1], **({"then": rates[2:]} if epochs > EPOCHS else {}), **whole}
 
 
 def ordered(root: str, nbytes: int) -> dict[str, float]:

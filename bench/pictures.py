@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import buffer_tables, cluster_tables, orders_tables, records, shapes_tables, situations, tables
+from bench import buffer_tables, cluster_tables, gallery, orders_tables, records, shapes_tables, situations, tables
 from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
 from bench.situations import Situation, times
+from solar.cli import plot
 from solar.cli.compare import POLICY_NAMES
 from solar.planning import policies
 from solar.planning.job import predicted
@@ -399,6 +401,36 @@ def shades(count: int, theme: Theme) -> list[str]:
     return ["#" + "".join(f"{part:02x}" for part in one) for one in steps]
 
 
+# --- what solar itself draws ----
+
+
+def plan(theme: Theme) -> str:
+    """The drawing of `solar plan --plot`, on a ground of its own."""
+    style = (
+        f"<style>text{{font:12px system-ui,sans-serif;fill:{theme.text}}}.title{{font-size:14px;font-weight:600}}"
+        f".axis{{stroke:#888888;fill:none}}.grid{{stroke:{theme.grid}}}.level{{stroke:#cc3333;stroke-dasharray:5 4}}"
+        "</style>"
+    )
+    drawn = gallery.plan_svg().replace(plot.LINE_COLOURS["solar"], theme.readers[2])
+    return grounded(drawn, "What solar plan draws", theme, style) + "\n"
+
+
+def reported(name: str, theme: Theme) -> str:
+    """The drawing of a report that a notebook shows."""
+    drawn = gallery.report_svg(name).replace("currentColor", theme.text)
+    wide, high = (int(re.findall(rf' {side}="(\d+)"', drawn)[0]) + 24 for side in ("width", "height"))
+    inner = drawn.replace("<svg ", '<svg x="12" y="12" ', 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" role="img">'
+    return grounded(f"{head}{inner}</svg>", "What the time of each epoch went to", theme) + "\n"
+
+
+def grounded(svg: str, title: str, theme: Theme, style: str = "") -> str:
+    """A drawing with a ground behind it, for what shows it may be light or dark."""
+    head, found, rest = svg.partition(">")
+    named = f"<title>{html.escape(title)}</title>"
+    return f'{head}{found}\n{named}{style}<rect width="100%" height="100%" rx="6" fill="{theme.ground}"/>{rest.strip()}'
+
+
 CLUSTER_COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "windowed": "#7a5fb0", "solar": "#1668a8"}
 CLUSTER_NAMES = cluster_tables.NAMES | {"pinned": "pinning"}
 
@@ -520,6 +552,10 @@ PICTURES |= {"pictures/faster": partial(faster, LIGHT), "pictures/faster-dark": 
 PICTURES |= {"pictures/storages": storages, "pictures/experts": experts}
 PICTURES |= {"pictures/how": partial(how, LIGHT), "pictures/how-dark": partial(how, DARK)}
 PICTURES |= {"pictures/formats": formats}
+PICTURES |= {"pictures/plan": partial(plan, LIGHT), "pictures/plan-dark": partial(plan, DARK)}
+for _name in gallery.LOADERS:
+    PICTURES |= {f"pictures/report-{_name}": partial(reported, _name, LIGHT)}
+    PICTURES |= {f"pictures/report-{_name}-dark": partial(reported, _name, DARK)}
 PICTURES |= {"pictures/orders-trained": trained, "pictures/orders-windows": windows}
 PICTURES |= {"pictures/cluster": cluster}
 PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}

@@ -21,6 +21,7 @@ from bench import (
     buffer_tables,
     cluster_tables,
     codec_tables,
+    gallery,
     orders_tables,
     recipes,
     records,
@@ -50,7 +51,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
     "serve": tables.serve, "serve_nodes": serve_nodes.table, "far": tables.far,
     "accelerators": accelerators.accelerators, "recipes": recipes.recipes, "training": training.training,
-    "orders": orders_tables.orders, "cluster": cluster_tables.cluster,
+    "orders": orders_tables.orders, "cluster": cluster_tables.cluster, "gallery": gallery.table,
 }  # fmt: skip
 
 
@@ -164,6 +165,7 @@ def of_docs() -> dict[tuple[str, str], str]:
     return {
         ("../README.md", "helps"): situations.compared(shown),
         ("../README.md", "no_gain"): situations.no_gain(),
+        ("../paper/paper.md", "brief"): situations.brief(shown),
         ("benchmarks.md", "situations"): situations.compared(shown),
         ("benchmarks.md", "people"): people(),
         ("benchmarks.md", "experts"): experts(),
@@ -185,6 +187,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
+        **{("gallery.md", mark): text for mark, text in gallery.shown().items()},
         ("paper.md", "measured"): cluster_tables.measured(read := records.read(RESULTS / "cluster.jsonl")),
         ("paper.md", "shared"): cluster_tables.shared(read),
         ("paper.md", "modelled"): cluster_tables.modelled(read),

@@ -4,7 +4,8 @@
 
 Each job is a process of its own; all begin together, and what is told is samples a second of all of them over whole
 runs of two epochs, from before the loader is made until it is closed. What the mount was asked for is counted by the
-mount. Beside them: jobs without a buffer that share a page cache of the same memory, held by a control group; and
+mount. Beside them: jobs without a buffer that share a page cache of the same memory, held by a control group, by solar and by
+PyTorch's loader with h5py, which keeps its file open and has no workers, for which there is no room in that memory; and
 TensorSocket, which gives all jobs one order (`pip install tensorsocket`), with the best of six settings for each number
 of jobs: each is tried for some seconds, and the best is watched for a minute at most.
 """
@@ -34,6 +35,7 @@ COSTS: dict[str, Any] = {"latency": 1e-3, "bandwidth": 1e9, "iops": 500.0, "rpc"
 WAYS = tables.SERVED
 Seen = TypeVar("Seen")
 SERVED = ("own", "study", "common")  # those of a service
+CACHED = ("page_cache", "torch")  # those that share a page cache
 LONGEST, TRIED = 60.0, 6.0  # seconds for which TensorSocket is watched, and each of its settings before
 SETTINGS = [(together, kept) for kept in (10, 32) for together in (2, 4, 8)]  # batches in a message; and on their way
 JOB = """
@@ -60,6 +62,30 @@ with DataLoader(data, size, sampler=order, epochs=EPOCHS, buffer=int(buffer), se
         for batch in loader:
             now = time.perf_counter()
             first, gap, last = first or now - begin, max(gap, now - last), now
+print(time.perf_counter() - begin, first, gap, flush=True)
+""".replace("EPOCHS", str(EPOCHS))
+BY_TORCH = """
+import sys, time
+from pathlib import Path
+path, number, group, memory, together = sys.argv[1:]
+import torch
+from bench import groups
+from solar.baseline import h5py_loader
+from solar.baseline.h5py_samples import H5pySamples
+size, way = int(together), h5py_loader.simple(0, "straight")
+data, made = h5py_loader.dataset_of(H5pySamples([path], ["x"]), way, size, 0)
+generator = torch.Generator().manual_seed(int(number))
+loader = torch.utils.data.DataLoader(data, size, shuffle=True, generator=generator, **made)
+data.__getitems__([0])
+groups.enter(Path(group), int(memory))
+print("ready", flush=True)
+sys.stdin.readline()
+begin = last = time.perf_counter()
+first = gap = 0.0
+for epoch in range(EPOCHS):
+    for batch in loader:
+        now = time.perf_counter()
+        first, gap, last = first or now - begin, max(gap, now - last), now
 print(time.perf_counter() - begin, first, gap, flush=True)
 """.replace("EPOCHS", str(EPOCHS))
 
@@ -99,24 +125,30 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
     """So many of them in this way, begun together."""
     memory = int(SHARE * samples * SAMPLE_NBYTES)
     with ExitStack() as stack:
-        mount = None if local else stack.enter_context(slowfs.mounted(folder, **COSTS, cached=way == "page_cache"))
+        mount = None if local else stack.enter_context(slowfs.mounted(folder, **COSTS, cached=way in CACHED))
         path = (folder if mount is None else mount.path) / "scan.h5"
         if way == "tensorsocket":
             return by_tensorsocket(path, mount, memory, jobs)
-        socket, group = "", stack.enter_context(groups.made()) if way == "page_cache" else None
+        socket, group = "", stack.enter_context(groups.made()) if way in CACHED else None
         if way in SERVED:
             where = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             socket = str(where / "s.sock")
-            command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", str(memory), "--socket", socket]
-            service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            serving = [sys.executable, "-m", "solar", "serve", str(path), "--memory", str(memory), "--socket", socket]
+            service = subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             stack.callback(service.wait)
             stack.callback(service.terminate)
             assert service.stdout is not None
             service.stdout.readline()
         buffer = memory // jobs if way == "alone" else 0
-        each, room = [str(path), socket, way], [str(group or ""), str(memory + groups.OWN), str(BATCH)]
+        room = [str(group or ""), str(memory + groups.OWN), str(BATCH)]
+
+        def command(number: int) -> list[str]:
+            if way == "torch":
+                return [BY_TORCH, str(path), str(number), *room]
+            return [JOB, str(path), socket, way, str(number), str(buffer), *room]
+
         running = [
-            subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer), *room], text=True,
+            subprocess.Popen([sys.executable, "-c", *command(number)], text=True, cwd=records.ROOT,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             for number in range(jobs)
         ]  # fmt: skip
@@ -181,7 +213,7 @@ def lacking(way: str, *, local: bool) -> str:
         if missing:
             return f"{', '.join(missing)}: not installed"
         return "" if os.geteuid() == 0 else "namespaces need root"
-    if way == "page_cache":
+    if way in CACHED:
         with groups.made() as group:
             return "no control group can be made" if group is None else "the file is in the page cache" if local else ""
     return ""

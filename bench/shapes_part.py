@@ -98,7 +98,10 @@ def timed(reader: Any, job: Job) -> Job:
     else:
         half = len(stamps) // 2
         later = batch * (len(stamps) - 1 - half) / (stamps[-1] - stamps[half]) if len(stamps) > 3 else first
-    return {"first": first, "later": later, "epochs": len(ends), "batches": len(stamps), "memory": own_nbytes()}
+    began, memory = stamps[0], own_nbytes()
+    return {
+        "begun": began, "first": first, "later": later, "epochs": len(ends), "batches": len(stamps), "memory": memory
+    }  # fmt: skip
 
 
 def at_once(job: Job) -> int:

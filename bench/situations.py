@@ -7,6 +7,7 @@ first import of the program.
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from bench.tables import Record, pace, rate, table
 H5PY = "PyTorch + h5py"
 OVER_FSSPEC = "h5py over fsspec", "h5py over fsspec, blocks kept", "h5py over fsspec, 16 workers"
 STUDY = 8  # trainings that read the same data
+MADE = "First batch: seconds from the making of the loader on, without imports."
 
 
 class Reading(NamedTuple):
@@ -65,7 +67,8 @@ def of_shapes(name: str, variant: int, title: str) -> Situation:
     ours = next(one for one in found if one["peer"] == "solar" and one["share"] is None)
     others = sorted(shapes_tables.others(found), key=lambda one: -one["later"])
     h5py = next(one for one in others if one["peer"] == "h5py")
-    return Situation(title, *(Reading(one["label"], one["later"], None, one) for one in (h5py, others[0], ours)))
+    readers = (Reading(one["label"], one["later"], one.get("begun"), one) for one in (h5py, others[0], ours))
+    return Situation(title, *readers, note=MADE)
 
 
 def of_far(delay: float, who: str, title: str) -> Situation:
@@ -75,19 +78,20 @@ def of_far(delay: float, who: str, title: str) -> Situation:
     others = sorted((one for one in there if "solar" not in one["who"]), key=lambda one: -one["later"])
     people = next(one for one in others if one["who"] in OVER_FSSPEC)
     ours = next(one for one in there if one["who"] == who)
-    return Situation(title, *(Reading(one["who"], one["later"], None, one) for one in (people, others[0], ours)))
+    readers = (Reading(one["who"], one["later"], one.get("begun"), one) for one in (people, others[0], ours))
+    return Situation(title, *readers, note=MADE)
 
 
 def of_trainings(way: str, title: str) -> Situation:
     """Eight trainings on the slowed mount, whole runs of two epochs."""
     found = tables.newest(records.quoted("serve"), "gzip", "local", "jobs", "way")
     there = {one["way"]: one for one in found if one["jobs"] == STUDY and not (one["gzip"] or one["local"])}
-    labels = {"page_cache": "single reads", "alone": "solar without a service", way: tables.SERVED[way]}
+    labels = {"torch": H5PY, "alone": "solar without a service", way: tables.SERVED[way]}
     note = (
-        "Whole runs of two epochs, all trainings together. PyTorch itself was not recorded: the first figure is that "
-        "of single reads over one page cache of the same memory, the second that of solar's loader without its service."
+        "Whole runs of two epochs, all trainings together. PyTorch + h5py has one page cache of the same memory, which "
+        "has no room for workers. " + MADE
     )
-    readers = (Reading(label, there[one]["rate"], None, there[one]) for one, label in labels.items())
+    readers = (Reading(label, there[one]["rate"], statistics.median(there[one]["first"]), there[one]) for one, label in labels.items())
     return Situation(title, *readers, note)
 
 
@@ -114,13 +118,19 @@ def times(ours: float, other: float) -> str:
     return f"{ratio:.1f} ×" if ratio < 9.95 else f"{ratio:.0f} ×"
 
 
+def begun(seconds: float | None) -> str:
+    """Seconds to the first batch: two figures below 1, a dash where they were not measured."""
+    return "–" if seconds is None else f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
+
+
 def compared(found: Iterable[Situation], note: bool = True) -> str:
     """A row for each situation; and below what was measured where, and when."""
     found = [*found]
-    marks = {one.note: f" <sup>{number}</sup>" for number, one in enumerate((one for one in found if one.note), 1)}
+    notes = dict.fromkeys(one.note for one in found if one.note)
+    marks = {note: f" <sup>{number}</sup>" for number, note in enumerate(notes, 1)}
     rows = []
     for one in found:
-        first = " · ".join("–" if each.first is None else f"{each.first:.1f}" for each in one[1:4])
+        first = " · ".join(map(begun, (each.first for each in one[1:4])))
         best = f"{rate(one.expert.rate)} ({one.expert.label})"
         gained = (times(one.solar.rate, other.rate) for other in (one.people, one.expert))
         named = one.title + marks.get(one.note, "")
@@ -128,6 +138,17 @@ def compared(found: Iterable[Situation], note: bool = True) -> str:
     head = f"data|{H5PY}, workers:|best without solar:|solar:|× {H5PY}:|× best:|first batch, s:"
     said = [about(found), *(f"{mark.strip()} {text}" for text, mark in marks.items())] if note else []
     return tables.parted(table(head, rows), *map(filled, said))
+
+
+def brief(found: Iterable[Situation]) -> str:
+    """The same for a paper: rates and ratios, and below what they are."""
+    found, rows = [*found], []
+    for one in found:
+        gained = (times(one.solar.rate, other.rate) for other in (one.people, one.expert))
+        rows.append((one.title, *(rate(reading.rate) for reading in one[1:4]), *gained))
+    said = "Samples a second over the epochs after the first; the disks and the object store are emulated."
+    noted = [f"{one.title}: {one.note}" for one in found if one.note]
+    return tables.parted(table(f"data|{H5PY}:|best without:|solar:|×:|× best:", rows), *map(filled, [said, *noted]))
 
 
 def filled(text: str) -> str:
@@ -144,7 +165,7 @@ def about(found: Iterable[Situation]) -> str:
     return (
         f"Samples a second over the epochs after the first. Measured from {days[0]} to {days[-1]} on {'; '.join(on)}. "
         "The disks are emulated: 1 ms, 1 GB/s, 500 requests a second. First batch: seconds from the first import on, "
-        "in the order of the three readers; a dash where the record does not have them. Where memory is limited, whole "
+        "in the order of the three readers; a dash where only a part of a run was timed. Where memory is limited, whole "
         f"runs took {min(runs):.0f} to {max(runs):.0f} s; of longer ones a part was timed.{single}"
     )
 

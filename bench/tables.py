@@ -466,6 +466,7 @@ SERVED = {
     "study": "through a service, a study's order",
     "common": "through a service, one order",
     "page_cache": "each alone, one page cache of this memory",
+    "torch": "PyTorch + h5py, one page cache of this memory",
     "tensorsocket": "TensorSocket, one order, fed by solar",
 }
 

@@ -11,6 +11,7 @@ class PySolar(PythonPackage):
     license("Apache-2.0")
 
     version("main", branch="main")
+    version("0.1.0", tag="v0.1.0")
 
     variant("mpi", default=False, description="ranks by MPI, with Spack's own")
 

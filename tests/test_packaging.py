@@ -30,9 +30,42 @@ LOWEST = {name: low for name, low in (one.split(">=") for one in PROJECT["depend
 def test_the_version_has_one_source() -> None:
     assert PROJECT["dynamic"] == ["version"]
     assert version("solar") == solar.__version__
-    assert f"\nversion: {solar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert released[:2] == ["Unreleased", solar.__version__]
+    places = tool("set-version").versions()
+    assert places == dict.fromkeys(["solar/__init__.py", "CITATION.cff", "conda/recipe.yaml", "spack/package.py"],
+                                   solar.__version__)  # fmt: skip
+
+
+def test_the_changelog_has_this_version_and_at_most_the_next_one_above_it() -> None:
+    """The next one stands there from when it is cut until tools/set-version."""
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == "Unreleased" and sections.index(solar.__version__) in (1, 2)
+    numbers = [[*map(int, one.split("."))] for one in sections[1:]]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_one_command_sets_the_version_everywhere_and_only_to_one_that_the_changelog_has(tmp_path: Path) -> None:
+    module = tool("set-version")
+    for name in [*module.PLACES, "CHANGELOG.md"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    with pytest.raises(SystemExit, match='has no section "## 9'):
+        module.put("9.8.7", tmp_path)
+    with pytest.raises(SystemExit, match="give three numbers"):
+        module.put("9.8", tmp_path)
+    assert module.versions(tmp_path) == module.versions()
+    (tmp_path / "CHANGELOG.md").write_text("## 9.8.7\n")
+    module.put("9.8.7", tmp_path)
+    assert set(module.versions(tmp_path).values()) == {"9.8.7"}
+    for name in module.PLACES:
+        before, after = ((folder / name).read_text().splitlines() for folder in (ROOT, tmp_path))
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_the_release_notes_are_the_changelogs_section_of_this_version() -> None:
+    notes = tool("release-notes").notes(f"v{solar.__version__}")
+    assert f"## {solar.__version__}" not in notes and "\n- " in notes
+    with pytest.raises(SystemExit, match="tag another commit"):
+        tool("release-notes").notes("v9.8.7")
 
 
 def test_the_lowest_versions_that_pip_accepts_are_on_the_page_of_what_was_tested() -> None:
@@ -55,6 +88,15 @@ def test_what_users_are_asked_to_read_or_run_is_there() -> None:
     assert [link for link in links if not (ROOT / link).is_file()] == []
     for command in re.findall(r"`solar (\w+)", text):
         assert command in COMMANDS
+
+
+def test_what_a_workflow_runs_of_this_project_is_there_and_can_be_run() -> None:
+    text = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    named = set(re.findall(r"(?<![\w/.-])(?:tools/[\w-]+|\.ci/run)", text))
+    assert {"tools/docs-by-version", "tools/release-notes", ".ci/run"} <= named
+    assert [name for name in named if not os.access(ROOT / name, os.X_OK)] == []
+    targets = set(re.findall(r"\bmake ([a-z-]+)", text)) - {"test"}
+    subprocess.run(["make", "--dry-run", *sorted(targets)], cwd=ROOT, check=True, capture_output=True)
 
 
 def tool(name: str) -> Any:
@@ -100,7 +142,6 @@ def test_the_conda_recipe_asks_for_what_pip_does(recipes: Any) -> None:
     assert {of_pip(name): low for name, low in asked.items()} == LOWEST
     host = {one.replace(" ", "") for one in needs["host"]} - {"pip"}
     assert host == {*BUILD, "python" + PROJECT["requires-python"]}
-    assert f'version: "{solar.__version__}"' in (ROOT / "conda" / "recipe.yaml").read_text()
     assert "python -m solar.selftest" in tests
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def test_pictures_are_those_that_are_drawn_of_plans_and_of_what_is_recorded(tmp_
     shown = {path.relative_to(DOCS): path.read_text() for path in DOCS.rglob("*.svg")}
     assert drawn == shown, "run `python -m bench.pictures`"
     assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in drawn.values()), "well formed"
-    for name in ("faster", "how"):
+    for name in ("faster", "how", "plan", "report-before", "report-after"):
         light, dark = (drawn[Path(f"pictures/{name}{theme}.svg")] for theme in ("", "-dark"))
         assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark) and light != dark
 
@@ -272,20 +273,94 @@ def test_a_time_line_counts_every_batch_of_both_loaders(tmp_path: Path, monkeypa
     assert np.all(np.diff(solar_side["bytes"]) > 0)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="the extra `docs` is not installed")
-def test_the_site_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, as `make docs` builds it."""
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("the extra `docs` is not installed")
+    site = tmp_path_factory.mktemp("built") / "site"
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    reference = (tmp_path / "site" / "api.html").read_text()
+    return site
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_every_link_in_it_leads_somewhere(built: Path) -> None:
+    reference = (built / "api.html").read_text()
     assert [name for name in CALLED if f'id="solar.{name}"' not in reference] == []
     for page in ("decisions/0011-the-run", "decisions/0015-ranks-together"):  # whose lists follow text at once
         items = re.findall("^- ", (DOCS / f"{page}.md").read_text(), re.MULTILINE)
-        article = (tmp_path / "site" / f"{page}.html").read_text().partition("<article")[2].partition("</article")[0]
+        article = (built / f"{page}.html").read_text().partition("<article")[2].partition("</article")[0]
         assert article.count("<li>") == len(items)
-    for path in (tmp_path / "site").rglob("*.html"):
+    for path in built.rglob("*.html"):
         page = Fetched()
         page.feed(path.read_text())
         assert [target for target in page.targets if "//" in target] == [], f"{path}: fetched from elsewhere"
-    assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
+        pictures = [target for target in page.targets if target.startswith("pictures/")]
+        assert [target for target in pictures if not (path.parent / target).is_file()] == [], path
+
+
+@pytest.mark.slow
+def test_the_site_says_of_which_version_it_is_and_has_the_notebook_as_a_page(built: Path) -> None:
+    assert f"These pages are of solar {solar.__version__}." in (built / "gallery.html").read_text()
+    page = (built / "first-steps.html").read_text()
+    notebook = "examples/first_steps.ipynb"
+    assert "32 batches; the same in both: True" in page and f'href="files/{notebook}"' in page
+    assert (built / "files" / notebook).read_bytes() == (ROOT / notebook).read_bytes()
+    assert re.findall(r'src="(pictures/first-steps-\d+\.png)"', page)
+    assert 'href="quickstart.html"' in page.partition("<article")[2], "links of the notebook lead to pages"
+
+
+SEARCHED = {  # what people type, and a page that must be among the first five
+    "resume": "quickstart.html",
+    "s3": "remote.html",
+    "memory": "guide.html",
+    "NCCL": "ranks.html",
+    "slurm": "ranks.html",
+    "state_dict": "guide.html",
+    "zarr": "zarr.html",
+    "lossless": "compression.html",
+    "AnnData": "communities.html",
+    "num_workers": "migrating.html",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_search_of_the_site_finds_the_page_that_explains_it(built: Path) -> None:
+    """By the script that a browser runs, over the index that it fetches."""
+    command = ["node", str(ROOT / "tests" / "search_site.mjs"), str(built), json.dumps([*SEARCHED, "qwertzuiop"])]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    found = json.loads(ended.stdout)
+    assert found.pop("qwertzuiop") == []
+    assert {query: pages[:5] for query, pages in found.items() if SEARCHED[query] not in pages[:5]} == {}
+
+
+# --- versions ----
+
+
+def docs_by_version(site: Path, pages: Path, version: str) -> list[str]:
+    command = [sys.executable, str(ROOT / "tools" / "docs-by-version"), str(site), str(pages), version]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_the_pages_of_a_version_stand_beside_those_of_others_and_the_newest_is_led_to(tmp_path: Path) -> None:
+    site, pages = tmp_path / "site", tmp_path / "pages"
+    site.mkdir()
+    pages.mkdir()
+    for version, newest in (("0.9.0", "0.9.0"), ("0.10.0", "0.10.0"), ("0.9.1", "0.10.0"), ("0.10.0", "0.10.0")):
+        (site / "index.html").write_text(f"of {version}")
+        there = docs_by_version(site, pages, version)
+        assert there[0] == newest and (pages / version / "index.html").read_text() == f"of {version}"
+        assert f'url={newest}/index.html"' in (pages / "index.html").read_text()
+    listed = json.loads((pages / "versions.json").read_text())
+    assert [(one["version"], one["aliases"]) for one in listed] == [
+        ("0.10.0", ["latest"]),
+        ("0.9.1", []),
+        ("0.9.0", []),
+    ]
+    for wrong, said in ((["0.9"], "give three numbers"), (["../x"], "give three numbers")):
+        with pytest.raises(subprocess.CalledProcessError) as caught:
+            docs_by_version(site, pages, *wrong)
+        assert said in caught.value.stderr

@@ -6,6 +6,8 @@ outside docs/ get a place in the site, files that pages link to are copied besid
 
 from __future__ import annotations
 
+import base64
+import json
 import posixpath
 import re
 import shutil
@@ -24,12 +26,14 @@ OUTSIDE = {  # page of the project -> page of the site
     "AGENTS.md": "agents.md",
     "docker/README.md": "containers.md",
     "examples/README.md": "examples.md",
+    "examples/first_steps.ipynb": "first-steps.md",
     "io/FORMAT.md": "format.md",
     "io/SERVICE.md": "service.md",
     "native/README.md": "native.md",
     "solar/planning/README.md": "planner.md",
 }
 DECISIONS = "decisions/index.md"
+INSIDE = ("decisions/", "promises/", "changes.md")  # in a search these come behind the pages for users
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 REFERENCE = re.compile(r"^### \w+\n\n((?:.+\n)+)\n<!-- reference: ([\w.]+) -->", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -46,6 +50,7 @@ def on_config(config: Any) -> Any:
     shutil.copytree(ROOT / "solar", SOURCE / "solar", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for folder in {path.parent for path in (SOURCE / "solar").rglob("*.py")} | {SOURCE / "solar" / "io"}:
         (folder / "__init__.py").touch()  # nor a folder that is no package
+    config.copyright = f"These pages are of solar {version()}."
     pages: list[Any] = [DECISIONS, *(f"decisions/{path.name}" for path in decisions())]
     for section in config.nav:
         for title, entries in section.items():
@@ -57,7 +62,13 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages from outside, and what pages link to."""
     for source, place in OUTSIDE.items():
-        if (ROOT / source).is_file():
+        if source.endswith(".ipynb"):
+            text, pictures = page_of_notebook(ROOT / source, posixpath.splitext(place)[0])
+            link = f'<a href="files/{source}" download>This page as a notebook</a>'  # of itself no page is copied
+            files.append(File.generated(config, place, content=f"{text}\n{link}\n"))
+            for name, content in (pictures | {f"files/{source}": (ROOT / source).read_bytes()}).items():
+                files.append(File.generated(config, name, content=content))
+        elif (ROOT / source).is_file():
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
     files.append(File.generated(config, DECISIONS, content=listed()))
     for file in [*files.documentation_pages()]:
@@ -76,6 +87,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     The reference brings headings of its own.
     """
     of = source_of(page.file.src_uri)
+    if page.file.src_uri.startswith(INSIDE):
+        page.meta.setdefault("search", {"boost": 0.05})
 
     def turned(found: re.Match[str]) -> str:
         path = meant(of, found["target"])
@@ -104,7 +117,34 @@ def reference(found: re.Match[str]) -> str:
     return "\n\n".join((f"::: {found[2]}", *more))
 
 
+# --- notebooks ----
+
+
+def page_of_notebook(path: Path, name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown: its text, its code, and below each cell what it showed; and the pictures, by name."""
+    parts, pictures = list[str](), dict[str, bytes]()
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                pictures[f"pictures/{name}-{number}.png"] = base64.b64decode(data["image/png"])
+                parts.append(f'<img alt="What the cell shows" src="pictures/{name}-{number}.png">')
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]))
+            else:
+                text = "".join(output.get("text") or data["text/plain"]).strip("\n")
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n", pictures
+
+
 # --- where things are ----
+
+
+def version() -> str:
+    """Which solar these pages are of: it stands below each."""
+    return re.findall(r'^__version__ = "(.+)"$', (ROOT / "solar" / "__init__.py").read_text(), re.MULTILINE)[0]
 
 
 def decisions() -> list[Path]:
