@@ -147,7 +147,7 @@ def brief(found: Iterable[Situation]) -> str:
         gained = (times(one.solar.rate, other.rate) for other in (one.people, one.expert))
         rows.append((one.title, *(rate(reading.rate) for reading in one[1:4]), *gained))
     said = "Samples a second over the epochs after the first; the disks and the object store are emulated."
-    noted = [f"{one.title}: {one.note}" for one in found if one.note]
+    noted = [f"{one.title}: {note}" for one in found if (note := one.note.replace(MADE, "").strip())]
     return tables.parted(table(f"data|{H5PY}:|best without:|solar:|×:|× best:", rows), *map(filled, [said, *noted]))
 
 
