@@ -107,7 +107,8 @@ def measured(make: Callable[[], Any], samples: int, root: str, epochs: int) -> d
     gc.collect()
     after = counts(root)
     whole = {name: after[name] - before[name] for name in after}
-    return {"begun": begun, "first": rates[0], "later": rates[1], **({"then": rates[2:]} if epochs > EPOCHS else {}), **whole}
+    then = {"then": rates[2:]} if epochs > EPOCHS else {}
+    return {"begun": begun, "first": rates[0], "later": rates[1], **then, **whole}
 
 
 def ordered(root: str, nbytes: int) -> dict[str, float]:

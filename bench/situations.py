@@ -91,7 +91,10 @@ def of_trainings(way: str, title: str) -> Situation:
         "Whole runs of two epochs, all trainings together. PyTorch + h5py has one page cache of the same memory, which "
         "has no room for workers. " + MADE
     )
-    readers = (Reading(label, there[one]["rate"], statistics.median(there[one]["first"]), there[one]) for one, label in labels.items())
+    readers = (
+        Reading(label, found["rate"], statistics.median(found["first"]), found)
+        for label, found in ((label, there[one]) for one, label in labels.items())
+    )
     return Situation(title, *readers, note)
 
 
@@ -165,8 +168,8 @@ def about(found: Iterable[Situation]) -> str:
     return (
         f"Samples a second over the epochs after the first. Measured from {days[0]} to {days[-1]} on {'; '.join(on)}. "
         "The disks are emulated: 1 ms, 1 GB/s, 500 requests a second. First batch: seconds from the first import on, "
-        "in the order of the three readers; a dash where only a part of a run was timed. Where memory is limited, whole "
-        f"runs took {min(runs):.0f} to {max(runs):.0f} s; of longer ones a part was timed.{single}"
+        "in the order of the three readers; a dash where only a part of a run was timed. Where memory is limited, "
+        f"whole runs took {min(runs):.0f} to {max(runs):.0f} s; of longer ones a part was timed.{single}"
     )
 
 
