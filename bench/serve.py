@@ -6,8 +6,8 @@ Each job is a process of its own; all begin together, and what is told is sample
 runs of two epochs, from before the loader is made until it is closed. What the mount was asked for is counted by the
 mount. Beside them: jobs without a buffer that share a page cache of the same memory, held by a control group, by solar
 and by PyTorch's loader with h5py, which keeps its file open and has no workers, for which there is no room in that
-memory; and TensorSocket, which gives all jobs one order (`pip install tensorsocket`), with the best of six settings for each number
-of jobs: each is tried for some seconds, and the best is watched for a minute at most.
+memory; and TensorSocket, which gives all jobs one order (`pip install tensorsocket`), with the best of six settings for
+each number of jobs: each is tried for some seconds, and the best is watched for a minute at most.
 """
 
 from __future__ import annotations
