@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, DistributedSampler
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
 from solar.io.channels import detect
 from solar.io.hdf5 import box_blocks
+from solar.planning.sweep import Counts
 from solar.values import Storage
 
 UNEQUAL: dict[str, Any] = {
@@ -83,7 +84,7 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
             if case["break"] == [epoch, step]:
                 break
         epochs.append(steps)
-    buffered, together = loader._buffered, loader._buffered.memory.rank_group
+    buffered, together, own = loader._buffered, loader._buffered.memory.rank_group, loader._buffered.planned_run
     assert together is not None
     if buffered._work is not None:
         buffered._work.stop()  # which may be handing the next epoch to the run
@@ -91,8 +92,8 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         "rank": rank,
         "epochs": epochs,
         "counts": {} if buffered.running is None else buffered.running.counts(),
-        "planned": list(buffered.planned),
-        "alone": list(buffered.planned_alone),
+        "planned": list(Counts() if own is None else own.planned),
+        "alone": list(Counts() if own is None else own.planned_alone),
         "state": loader.state_dict(),
         "node": together.mates,
         "exchange": together.exchange,
