@@ -1,4 +1,4 @@
-"""Join, leave and slack of a service: a model whose every order of events is tried, and whose traces solar must follow."""
+"""Join, leave and slack of a service: a model of which every order of events is tried, and solar follows its traces."""
 
 from __future__ import annotations
 
