@@ -194,7 +194,7 @@ def drawn(seed: int) -> Program:
         disk=rng.random() < 0.5,
         device=rng.random() < 0.05,
         timeout=rng.choice([0, 0, 0, 0, 30]),
-        damaged=rng.choice(["", "", "", "raise", "skip"]),
+        damaged=rng.choice(["raise", "skip"]) if rng.random() < 0.05 else "",
         sets_epochs=rng.random() < 0.7,
         elsewhere=(rng.randrange(3), rng.randrange(6)) if rng.random() < 0.15 else None,
         acts=tuple(_act(rng, rng.random() < 0.35) for _ in range(rng.randint(1, 5))),
@@ -231,7 +231,7 @@ def _act(rng: random.Random, wrong: bool) -> str:
 
 def sound(program: Program) -> Program:
     """The nearest program that makes sense: of what excludes each other one is left out."""
-    one = program
+    one = _with_damage(program) if program.damaged else program
     if one.stored in OF_INTEGERS and one.dtype not in ("i2", "i4", "i8"):
         one = replace(one, dtype="i4")
     if one.stored == "compact" and one.count * _items(one.shape) * 8 > 60_000:
@@ -245,7 +245,7 @@ def sound(program: Program) -> Program:
     if one.convert and (one.dtype not in NUMBERS or len(one.shape) != 2):
         one = replace(one, dtype="f4", shape=(3, 5))
     if one.kind != "rows":
-        one = replace(one, files=1, structure="dict", damaged="")
+        one = replace(one, files=1, structure="dict")
     if one.kind in ("ragged", "csr", "groups", "varying", "column", "text", "own", "stars", "files", "compressed"):
         one = replace(
             one, stored=one.stored if one.stored in CHUNKED and one.kind in ("ragged", "csr") else "contiguous"
@@ -260,20 +260,15 @@ def sound(program: Program) -> Program:
         one = replace(one, batch=one.batch or 3)
     if one.kind == "own":  # torch's own loader reads it
         one = replace(one, epochs=None, disk=False, timeout=0, device=False, around="", page_cache=None, dtype="f4")
-        one = replace(one, workers=0, ahead=one.ahead, buffer=None if isinstance(one.buffer, int) else one.buffer)
+        one = replace(one, workers=0, buffer=None if isinstance(one.buffer, int) else one.buffer)
     if one.kind == "random rows":
-        one = replace(one, sets_epochs=True, around="" if one.around != "subset" else one.around)
+        one = replace(one, sets_epochs=True)
     if one.order in WITH_EPOCHS:
         one = replace(one, sets_epochs=True)
     if one.order == "odd batches":
         one = replace(one, batch=one.batch or 1)
     if one.batch is None:
-        one = replace(one, drop_last=False, transform=one.transform)
-    if one.stored not in ("checked", "all") or one.structure != "dict" or one.around or one.batch is None:
-        one = replace(one, damaged="")
-    if one.damaged:
-        chunks = -(-one.count // one.chunk)
-        one = replace(one, damaged=one.damaged if chunks > 1 and one.files == 1 and not one.tiles else "", transform="")
+        one = replace(one, drop_last=False)
     if one.transform == "threads":
         one = replace(one, workers=0)
     if one.elsewhere is not None and (isinstance(one.buffer, int) and one.buffer):
@@ -283,6 +278,15 @@ def sound(program: Program) -> Program:
     if not one.workers:
         one = replace(one, prefetch=None, persistent=False)
     return replace(one, acts=_sound_acts(one))
+
+
+def _with_damage(one: Program) -> Program:
+    """The second chunk of rows with numbers and a checksum is what is damaged."""
+    one = replace(
+        one, kind="rows", structure="dict", around="", transform="", files=1, tiles=False, batch=one.batch or 3
+    )
+    one = replace(one, elsewhere=None, device=False, chunk=min(one.chunk, 16), count=max(one.count, 23))
+    return one if one.stored in ("checked", "all") else replace(one, stored="checked")
 
 
 def _sound_acts(one: Program) -> tuple[str, ...]:
