@@ -90,7 +90,7 @@ def _nbit(file: Any, name: str, values: Array, options: dict[str, Any]) -> None:
         properties.set_filter(h5py.h5z.FILTER_NBIT, 0, ())
 
     kind = h5py.h5t.py_create(values.dtype).copy()
-    kind.set_precision(7)
+    kind.set_precision(8 * values.dtype.itemsize - 5)
     _by_properties(file, name, values, change, kind)
 
 

@@ -33,6 +33,7 @@ from .oracle import AROUND, Listed, collated, told
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
 LOOK = 0.12  # seconds after which a change of an open file is seen
 MORE_TRIES = 20  # that an iterator may need to end beside its batches
+READ_AHEAD = 3  # epochs, by a buffer
 PATIENCE = 5.0  # seconds until what ends in a thread of its own has ended
 SPARE = 4  # threads and descriptors that are made when first needed, and stay
 OF_THE_WEB = 100  # with those of connections, and of the server
@@ -104,7 +105,7 @@ class Side:
         if hasattr(self.loader, "set_epoch"):
             return self.loader.set_epoch(epoch)
         samplers = self.loader.sampler, self.loader.batch_sampler, getattr(self.loader.batch_sampler, "sampler", None)
-        for one in (self.loader.dataset, *samplers):
+        for one in (self.loader.listed, *samplers):
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
 
@@ -148,7 +149,10 @@ class Pair:
         options = self.of_torch(self.around(self.data()))  # of solar's dataset, for some orders look at its chunks
         if options.get("batch_size", 1) is not None and self.samples is not None:
             options["collate_fn"] = collated
-        return TorchLoader(self.around(self.data() if self.samples is None else Listed(self.samples)), **options)
+        listed = self.data() if self.samples is None else Listed(self.samples)
+        loader: Any = TorchLoader(self.around(listed), **options)
+        loader.listed = listed
+        return loader
 
     def solars(self, **other: Any) -> Any:
         """solar's loader. A buffer that is too small becomes the one that its error names, which must be enough."""
@@ -174,9 +178,12 @@ class Pair:
 
     # --- what both do ----
 
-    def both(self, act: Callable[[Side], Any], *, sets_epochs: bool = True) -> Any:
-        """Does the same on both sides, and compares what comes of it and what was drawn."""
-        if self.sets_epochs and sets_epochs:
+    def both(self, act: Callable[[Side], Any], *, resumes: bool = False) -> None:
+        """Does the same on both sides, and compares what comes of it and, unless it goes on from a state, the draws.
+
+        A user who goes on saves the global generator, too; and solar draws again what the user's own gave before.
+        """
+        if self.sets_epochs and not resumes:
             self.torch.set_epoch(self.epochs)
             self.solar.set_epoch(self.epochs)
         self.epochs += 1
@@ -185,8 +192,11 @@ class Pair:
         with self.solar.alone():
             ours = act(self.solar)
         self.compare(ours, theirs)
+        if resumes:
+            self.solar.rng = self.torch.rng
+        elif ours:
+            self.compare_draws()
         self.mark()
-        return ours
 
     def compare(self, ours: Batches, theirs: Batches) -> None:
         for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
@@ -194,7 +204,6 @@ class Pair:
                 f"batch {number} of {len(theirs)} differs:\n{one!r:.600}\nand torch's is\n{other!r:.600}"
             )
         assert len(ours) == len(theirs), f"{len(ours)} batches, and torch has {len(theirs)}"
-        self.compare_draws()
 
     def compare_draws(self) -> None:
         same = [one == other for one, other in zip(self.solar.draws(), self.torch.draws(), strict=True)]
@@ -203,6 +212,17 @@ class Pair:
     def epoch(self) -> None:
         """A whole epoch."""
         self.both(lambda side: list(map(told, side.loader)))
+
+    def recover(self) -> None:
+        """Epochs after one with errors: what a buffer has read ahead for them may have failed, and then it is over."""
+        for _ in range(READ_AHEAD):
+            with self.torch.alone() as loader:
+                theirs = list(map(told, loader))
+            with self.solar.alone():
+                ours = self.outcomes(len(theirs), None, lambda: None, closes=False)
+            place(ours, theirs)
+            if not any(isinstance(one, Exception) for one in ours):
+                return
 
     def leave(self, batches: int) -> None:
         """An epoch that is left after so many batches."""
@@ -230,23 +250,25 @@ class Pair:
         """An epoch in turns with a second loader of the same."""
 
         def turns(side: Side) -> Batches:
-            other = side.make()
-            found = [told(batch) for two in itertools.zip_longest(side.loader, other) for batch in two]
-            if hasattr(other, "close"):
-                other.close()
+            other = Side(side.make)
+            if self.sets_epochs:
+                other.set_epoch(self.epochs - 1)
+            found = [told(batch) for two in itertools.zip_longest(side.loader, other.loader) for batch in two]
+            if side is self.solar:
+                other.loader.close()
             return found
 
         self.both(turns)
 
     def peek(self) -> None:
         """What does not change anything: the state, the counts, the report, the length."""
-        loader = self.solar.loader
+        loader, before = self.solar.loader, self.solar.draws()
         with self.solar.alone():
             json.dumps(loader.state_dict())
             str(loader.report())
             assert loader.stats()["samples"] >= 0
             assert len(loader) == len(self.torch.loader)
-        self.compare_draws()
+        assert self.solar.draws() == before
 
     # --- going on from a state ----
 
@@ -269,7 +291,10 @@ class Pair:
                 side.set_epoch(self.epochs - 1)
             return found if over else found + list(map(told, side.loader))
 
-        self.both(whole)
+        if self.sets_epochs:
+            self.torch.set_epoch(self.epochs)
+            self.solar.set_epoch(self.epochs)
+        self.both(whole, resumes=True)
 
     def begun_elsewhere(self, epochs: int, batches: int) -> None:
         """Another process has had so many epochs, and batches of one more, when it is killed; this one goes on.
@@ -314,7 +339,7 @@ class Pair:
             self.torch.set_epoch(epochs)
             if not over:
                 self.solar.set_epoch(epochs)
-        self.both(rest, sets_epochs=False)
+        self.both(rest, resumes=True)
 
     # --- what goes wrong ----
 
@@ -419,6 +444,8 @@ class Pair:
         self.solar.reseed(self.epochs)
         self.torch.reseed(self.epochs)
         del errors, ours
+        if fails and self.own.get("buffer") != 0:
+            self.recover()
         self.epoch()
 
     def outcomes(self, most: int, batches: int | None, change: Callable[[], None], closes: bool) -> Batches:
@@ -493,7 +520,10 @@ class Pair:
 
 
 def threads_and_descriptors() -> tuple[int, int]:
-    return sum(1 for _ in Path("/proc/self/task").iterdir()), sum(1 for _ in Path("/proc/self/fd").iterdir())
+    """How many there are. A thread keeps the file that it has read last."""
+    here = str(Path.cwd())
+    links = (str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+    return sum(1 for _ in Path("/proc/self/task").iterdir()), sum(not one.startswith(here) for one in links)
 
 
 def open_files() -> dict[str, int]:
