@@ -26,14 +26,14 @@ from faults_kit import fault, injected, reads
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from solar import DataLoader, PlanError, SolarError, _native
+from solar import DataLoader, PlanError, SolarError, _native, read
 
-from .oracle import AROUND, Listed, collated, told
+from .oracle import AROUND, Listed, collated, made, told, write
 
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
 LOOK = 0.12  # seconds after which a change of an open file is seen
 MORE_TRIES = 20  # that an iterator may need to end beside its batches
-READ_AHEAD = 3  # epochs, by a buffer
+READ_AHEAD = 2  # epochs, by a buffer
 PATIENCE = 5.0  # seconds until what ends in a thread of its own has ended
 SPARE = 4  # threads and descriptors that are made when first needed, and stay
 OF_THE_WEB = 100  # with those of connections, and of the server
@@ -216,13 +216,14 @@ class Pair:
     def recover(self) -> None:
         """Epochs after one with errors: what a buffer has read ahead for them may have failed, and then it is over."""
         for _ in range(READ_AHEAD):
+            if self.sets_epochs:
+                self.torch.set_epoch(self.epochs)
+                self.solar.set_epoch(self.epochs)
             with self.torch.alone() as loader:
                 theirs = list(map(told, loader))
             with self.solar.alone():
                 ours = self.outcomes(len(theirs), None, lambda: None, closes=False)
             place(ours, theirs)
-            if not any(isinstance(one, Exception) for one in ours):
-                return
 
     def leave(self, batches: int) -> None:
         """An epoch that is left after so many batches."""
@@ -443,8 +444,8 @@ class Pair:
         place(ours, theirs)
         self.solar.reseed(self.epochs)
         self.torch.reseed(self.epochs)
-        del errors, ours
-        if fails and self.own.get("buffer") != 0:
+        del ours
+        if errors and self.own.get("buffer") != 0:
             self.recover()
         self.epoch()
 
@@ -491,8 +492,10 @@ class Pair:
         self.solar.kept.clear()
         self.torch.kept.clear()
         del self.solar.loader, self.torch.loader
+        write("last.h5", x=made((8,), "f4", 0))
         end = time.monotonic() + PATIENCE
         while (left := self.leftovers()) and time.monotonic() < end:
+            read("last.h5", "x")  # a thread keeps the memory that it has read to last
             gc.collect()
             time.sleep(0.01)
         assert not left, left
@@ -506,7 +509,7 @@ class Pair:
         return "; ".join(
             said
             for said, wrong in (
-                (f"{in_use} bytes of batches are held", in_use),
+                (f"{in_use} bytes of batches are held", in_use and "obstore" not in sys.modules),
                 (f"threads of Python: {alive}", alive),
                 (f"{threads} threads, and there were {before[0]}", threads > before[0] + spare),
                 (
@@ -559,7 +562,7 @@ def place(ours: Batches, theirs: Batches) -> None:
         found = next((k for k in range(at, min(at + pending, len(theirs) - 1) + 1) if theirs[k] == one), None)
         assert found is not None, (
             f"item {number} is none of torch's batches {at} to {at + pending} of {len(theirs)}: {one!r:.500}; "
-            f"errors: {[str(one) for one in ours if isinstance(one, Exception)]}"
+            f"all are {[theirs.index(one) if one in theirs else str(one)[:200] for one in ours]}"
         )
         pending -= found - at
         at = found + 1
