@@ -17,7 +17,7 @@ from kit import settle
 from programs.drawn import Program, drawn, simpler, sound, text_of
 from ready_kit import python
 
-from solar import DataLoader, H5Dataset
+from solar import DataLoader, Field, H5Dataset
 
 ROOT = Path(__file__).parent.parent
 MUTANTS = sorted((Path(__file__).parent / "programs" / "mutants").glob("*.patch"))
@@ -151,6 +151,17 @@ def test_a_loop_whose_loader_is_closed_as_the_sampler_ends_is_told(path: str) ->
 def test_a_loop_whose_loader_is_closed_as_a_batch_begins_has_no_later_batch_in_place_of_the_next(path: str) -> None:
     found = batches_until_closed(path, 8)
     assert found == [list(range(begin, begin + 4)) for begin in range(0, 4 * len(found), 4)]
+
+
+@pytest.mark.xfail(reason="EpochIterator takes the short way when close() has taken its threads: no Field is applied")
+def test_a_loop_whose_loader_is_closed_as_it_begins_has_no_batch_without_its_fields(path: str) -> None:
+    sampler = Closing(0)
+    data = H5Dataset(path, Field("x", mean=1000))
+    loader: Any = DataLoader(data, 4, sampler=sampler, buffer="8MiB")
+    sampler.loader = loader
+    with pytest.raises(RuntimeError, match="closed with its loader"):
+        for batch in loader:
+            assert float(batch.max()) < 0, batch
 
 
 class Own:

@@ -20,6 +20,9 @@ from solar.values import Storage
 from tests.programs.oracle import *
 from tests.programs.pair import *
 """
+# Closed by another thread, a loop may end in silence, have a last batch that is not the next, or batches without their
+# Fields: tests/test_programs.py has all three as tests that are expected to fail. When they pass, this goes.
+CLOSE_IS_MENDED = False
 DISK = "Storage(latency=1e-3, bandwidth=1e8, iops=500)"
 CHUNKED = {
     "chunks": "",
@@ -84,7 +87,7 @@ ORDERS = {  # of solar's loader, and of torch's where that is another
     "plan by weights": ("sampler=PlanSampler(data, 1, 0, weights=np.arange(1, len(data) + 1), num_samples=31)", ""),
     "plan by classes": ("sampler=PlanSampler(data, 1, 0, labels=np.arange(len(data)) % 3, per_class='equal')", ""),
     "plan by groups": ("sampler=PlanSampler(data, 1, 0, groups=np.arange(len(data)) % 4)", ""),
-    "plan, mixed": ("sampler=PlanSampler(data, 1, 0, seed=11, order='mixed', block=2, window=9)", ""),
+    "plan, mixed": ("sampler=PlanSampler(data, 1, 0, seed=11, order='mixed', block=2, window=250)", ""),
     "plan, blocks": ("sampler=PlanSampler(data, 1, 0, seed=12, order='blocks:5')", ""),
 }  # fmt: skip
 WITH_EPOCHS = tuple(name for name in ORDERS if name.startswith(("plan", "distributed")))
@@ -257,7 +260,7 @@ def sound(program: Program) -> Program:
         one = replace(one, tiles=False)
     if one.order == "plan, exact":
         one = replace(one, drop_last=False)
-    if one.kind in ("ragged", "csr") and one.stored in ("partly", "partly gzip", *OF_INTEGERS, "early"):
+    if one.kind in ("ragged", "csr") and one.stored in ("bzip2", "partly", "partly gzip", *OF_INTEGERS, "early"):
         one = replace(one, stored="gzip")
     if one.kind in ("ragged", "csr", "groups", "varying"):
         one = replace(one, batch=one.batch or 3, device=False, dtype=one.dtype if one.dtype in OF_UNEQUAL else "f4")
@@ -317,6 +320,8 @@ def _sound_acts(one: Program) -> tuple[str, ...]:
             act = "epoch()"
         if name == "faulty" and one.timeout and ", fails=False" in act:
             act = act.replace(", fails=False", "")
+        if name == "closed_beside" and not CLOSE_IS_MENDED and (one.convert or one.transform):
+            act = "epoch()"
         if name in ("closed", "closed_beside") and one.kind == "own":
             act = "epoch()"  # close() does not end torch's own iterators: tests/test_programs.py
         acts.append(act)

@@ -28,6 +28,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from solar import DataLoader, PlanError, SolarError, _native, read
 
+from .drawn import CLOSE_IS_MENDED
 from .oracle import AROUND, Listed, collated, made, told, write
 
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
@@ -37,10 +38,6 @@ READ_AHEAD = 2  # epochs, by a buffer
 PATIENCE = 5.0  # seconds until what ends in a thread of its own has ended
 SPARE = 4  # threads and descriptors that are made when first needed, and stay
 OF_THE_WEB = 100  # with those of connections, and of the server
-
-# Closed by another thread, a loop may end in silence, or have a last batch that is not the next: tests/test_programs.py
-# has both as tests that are expected to fail. When they pass, this goes.
-CLOSE_LOSES_A_BATCH = True
 
 Batches = list[Any]
 
@@ -157,7 +154,7 @@ class Pair:
     def solars(self, **other: Any) -> Any:
         """solar's loader. A buffer that is too small becomes the one that its error names, which must be enough."""
         own = self.own | other
-        if isinstance(own.get("buffer"), int):
+        if isinstance(own.get("buffer"), int) and own["buffer"]:
             own["buffer"] = self.enough(own)
         data = self.around(self.data())
         return DataLoader(data, **self.options(data), **own)
@@ -372,7 +369,7 @@ class Pair:
                 file.truncate()
             os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
-        self.with_errors(nothing, True, batches, change, put_back)
+        self.with_errors(nothing, True, batches, change, put_back, new_bytes=what == "written to")
 
     def damaged(self, bad: Sequence[int]) -> None:
         """An epoch of samples with numbers `y` of which these do not decode: their batches are errors, or smaller."""
@@ -425,6 +422,7 @@ class Pair:
         change: Callable[[], None] = lambda: None,
         put_back: Callable[[], None] | None = None,
         closes: bool = False,
+        new_bytes: bool = False,  # may be in batches, of a file that is written to, for a tenth of a second
     ) -> None:
         if self.sets_epochs:
             self.torch.set_epoch(self.epochs)
@@ -441,11 +439,13 @@ class Pair:
         assert fails or not errors, f"what passes became an error: {errors[0]!r}"
         if closes:
             ours, theirs = until_closed(ours, theirs)
+        if new_bytes:
+            ours = [one if isinstance(one, Exception) or one in theirs else SolarError("new bytes") for one in ours]
         place(ours, theirs)
         self.solar.reseed(self.epochs)
         self.torch.reseed(self.epochs)
         del ours
-        if errors and self.own.get("buffer") != 0:
+        if fails and self.own.get("buffer") != 0:
             self.recover()
         self.epoch()
 
@@ -545,9 +545,9 @@ def until_closed(ours: Batches, theirs: Batches) -> tuple[Batches, Batches]:
     """What came before the error that says that the loader was closed, and as much of torch's."""
     closed = bool(ours) and isinstance(ours[-1], Exception)
     ours = ours[:-1] if closed else ours
-    if CLOSE_LOSES_A_BATCH and ours and ours[-1] in theirs[len(ours) :]:
+    if not CLOSE_IS_MENDED and ours and ours[-1] in theirs[len(ours) :]:
         ours = ours[:-1]
-    if closed or CLOSE_LOSES_A_BATCH:
+    if closed or not CLOSE_IS_MENDED:
         theirs = theirs[: len(ours)]
     return ours, theirs
 
@@ -561,8 +561,8 @@ def place(ours: Batches, theirs: Batches) -> None:
             continue
         found = next((k for k in range(at, min(at + pending, len(theirs) - 1) + 1) if theirs[k] == one), None)
         assert found is not None, (
-            f"item {number} is none of torch's batches {at} to {at + pending} of {len(theirs)}: {one!r:.500}; "
-            f"all are {[theirs.index(one) if one in theirs else str(one)[:200] for one in ours]}"
+            f"item {number} is none of torch's batches {at} to {at + pending} of {len(theirs)}: {one!r:.300}; "
+            f"all are {[theirs.index(one) if one in theirs else f'{one!r:.90}' for one in ours]}"
         )
         pending -= found - at
         at = found + 1
