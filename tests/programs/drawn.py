@@ -91,6 +91,7 @@ ORDERS = {  # of solar's loader, and of torch's where that is another
     "plan, blocks": ("sampler=PlanSampler(data, 1, 0, seed=12, order='blocks:5')", ""),
 }  # fmt: skip
 WITH_EPOCHS = tuple(name for name in ORDERS if name.startswith(("plan", "distributed")))
+OF_GENERATOR = ("generator", "sampler's generator", "replacement")
 OF_TWO = ("distributed", "plan of two")
 FAULTS: list[tuple[str, bool]] = [  # and whether an epoch may have errors for it
     ("*reads(errno.EIO, after={a}, times=1)", False),
@@ -192,7 +193,7 @@ def drawn(seed: int) -> Program:
         workers=2 * (rng.random() < 0.15),
         prefetch=rng.choice([None, 1, 4]),
         persistent=rng.random() < 0.3,
-        buffer=rng.choice([None, 0, 0, 0, 1, 1, 30, 60, 100, "8MiB", "64MiB"]),
+        buffer=rng.choice([None, 0, 0, 0, 1, 1, 30, 60, 100, "64MiB"]),
         ahead=rng.choice([None, None, 1, 2, 9]),
         epochs=rng.choice([None, None, 2, 5]),
         disk=rng.random() < 0.5,
@@ -214,7 +215,7 @@ def _stored(rng: random.Random) -> str:
 def _act(rng: random.Random, wrong: bool) -> str:
     batches = rng.choice([0, 1, 2, 3, 5, 20])
     if not wrong:
-        other = rng.choice(["", "", ", buffer=0", ", buffer='8MiB'", ", ahead=1", ", close=False"])
+        other = rng.choice(["", "", ", buffer=0", ", buffer='64MiB'", ", ahead=1", ", close=False"])
         right = [
             "epoch()", "epoch()", f"leave({max(1, batches)})", f"abandon({batches})", "beside()", "peek()",
             f"resume({batches}{other})", f"resume({batches}{other})", f"closed({batches})",
@@ -236,8 +237,6 @@ def _act(rng: random.Random, wrong: bool) -> str:
 def sound(program: Program) -> Program:
     """The nearest program that makes sense: of what excludes each other one is left out."""
     one = _with_damage(program) if program.damaged else program
-    if one.stored in OF_INTEGERS and one.dtype not in ("i2", "i4", "i8"):
-        one = replace(one, dtype="i4")
     if one.stored == "compact" and one.count * _items(one.shape) * 8 > 60_000:
         one = replace(one, stored="contiguous")
     if one.stored == "external" and one.files > 1:
@@ -250,6 +249,8 @@ def sound(program: Program) -> Program:
         one = replace(one, convert="")
     if one.convert and (one.dtype not in NUMBERS or len(one.shape) != 2):
         one = replace(one, dtype="f4", shape=(3, 5))
+    if one.stored in OF_INTEGERS and one.dtype not in ("i2", "i4", "i8"):
+        one = replace(one, stored="gzip")
     if one.kind != "rows":
         one = replace(one, files=1, structure="dict")
     if one.kind in ("ragged", "csr", "groups", "varying", "column", "text", "own", "stars", "files", "compressed"):
@@ -284,7 +285,7 @@ def sound(program: Program) -> Program:
     if one.order == "weighted":
         one = replace(one, elsewhere=None)
     if one.elsewhere is not None and (isinstance(one.buffer, int) and one.buffer):
-        one = replace(one, buffer="8MiB")
+        one = replace(one, buffer="64MiB")
     if one.kind == "web":
         one = replace(one, elsewhere=None, stored="contiguous" if one.stored == "external" else one.stored)
     if not one.workers:
@@ -297,7 +298,7 @@ def _with_damage(one: Program) -> Program:
     one = replace(
         one, kind="rows", structure="dict", around="", transform="", files=1, tiles=False, batch=one.batch or 3
     )
-    one = replace(one, buffer="8MiB" if one.buffer else 0, order="shuffle" if one.order in OF_TWO else one.order)
+    one = replace(one, buffer="64MiB" if one.buffer else 0, order="shuffle" if one.order in OF_TWO else one.order)
     one = replace(one, elsewhere=None, device=False, chunk=min(one.chunk, 16), count=max(one.count, 23))
     return one if one.stored in ("checked", "all") else replace(one, stored="checked")
 
@@ -305,9 +306,12 @@ def _with_damage(one: Program) -> Program:
 def _sound_acts(one: Program) -> tuple[str, ...]:
     if one.damaged:
         return ("damaged(bad)",) * min(3, len(one.acts))
-    acts = []
+    acts, seeded = list[str](), False
     for act in one.acts:
         name = act.partition("(")[0]
+        if name == "resume" and seeded and one.order in OF_GENERATOR:  # of another seed than a new loader has
+            act = "epoch()"
+        seeded = seeded or name in ("faulty", "changed", "closed_beside")
         if name == "resume" and one.order == "weighted":  # of which a state holds no draws
             act = "epoch()"
         if one.kind == "files":
@@ -605,7 +609,7 @@ def _files(one: Program) -> Parts:
 
 
 def _varying(one: Program) -> Parts:
-    lengths = [(5 * i + i * i) % 7 for i in range(one.count)]
+    lengths = [3, *((5 * i + i * i) % 7 for i in range(1, one.count))]
     form = ["jagged", "flat", "padded"][int(one.form or 0) % 3]
     files = [f"write('a.h5', x=(np.array({lengths}), dict(how='varying')), y=np.arange({one.count}))"]
     data = f"H5Dataset('a.h5', {{'x': Ragged('x', batch={form!r}), 'y': 'y'}}{_of_dataset(one)})"
