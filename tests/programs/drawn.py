@@ -308,11 +308,14 @@ def _with_damage(one: Program) -> Program:
 def _sound_acts(one: Program) -> tuple[str, ...]:
     if one.damaged:
         return ("damaged(bad)",) * min(3, len(one.acts))
-    acts, seeded = list[str](), False
+    acts, seeded, resumed = list[str](), False, False
     for act in one.acts:
         name = act.partition("(")[0]
         if name == "resume" and seeded and one.order in OF_GENERATOR:  # of another seed than a new loader has
             act = "epoch()"
+        if name == "beside" and resumed and one.order == "shuffle":  # a state has the draws of a loader that is alone
+            act = "epoch()"
+        resumed = resumed or name == "resume"
         seeded = seeded or name in ("faulty", "changed", "closed_beside")
         if name == "resume" and one.order == "weighted":  # of which a state holds no draws
             act = "epoch()"
