@@ -28,7 +28,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from solar import DataLoader, PlanError, SolarError, _native, read
 
-from .drawn import CLOSE_IS_MENDED
+from .drawn import BUFFERS_RECOVER, CLOSE_IS_MENDED
 from .oracle import AROUND, Listed, collated, made, told, write
 
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
@@ -213,6 +213,8 @@ class Pair:
     def recover(self) -> None:
         """Epochs after one with errors: what was read ahead for them may have failed, too. In the end two have none."""
         right = 0
+        if not BUFFERS_RECOVER:
+            self.solar.loader.close()
         for _ in range(MOST_READ_AHEAD):
             if self.sets_epochs:
                 self.torch.set_epoch(self.epochs)
