@@ -37,7 +37,7 @@ MORE_TRIES = 20  # that an iterator may need to end beside its batches
 MOST_READ_AHEAD = 8  # epochs, by a buffer for very few samples
 PATIENCE = 5.0  # seconds until what ends in a thread of its own has ended
 SPARE = 4  # threads and descriptors that are made when first needed, and stay
-OF_THE_WEB = 100  # with those of connections, and of the server
+OF_THE_WEB = 1000  # with those of connections, and of the server
 
 Batches = list[Any]
 
