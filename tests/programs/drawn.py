@@ -247,7 +247,7 @@ def sound(program: Program) -> Program:
         one = replace(one, shape=(3, 5))
     if one.count > 100 and (one.kind == "axis" or (one.batch or 1) < 3):  # of many batches each takes its time
         one = replace(one, count=61, shape=(3, 5))
-    if one.kind in ("boxes", "axis") and one.stored in ("external", "bzip2"):  # only native code cuts boxes
+    if one.kind in ("boxes", "axis") and one.stored in ("external", "bzip2", "nbit"):  # only native code cuts boxes
         one = replace(one, stored="contiguous")
     if one.kind not in ("rows", "virtual", "zarr", "web", "masked"):
         one = replace(one, convert="")
