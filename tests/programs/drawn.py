@@ -276,8 +276,8 @@ def sound(program: Program) -> Program:
     if one.kind == "own":  # torch's own loader reads it
         one = replace(one, epochs=None, disk=False, timeout=0, device=False, around="", page_cache=None, dtype="f4")
         one = replace(one, workers=0, buffer=None if isinstance(one.buffer, int) else one.buffer)
-    if one.kind == "random rows":
-        one = replace(one, sets_epochs=True)
+    if one.kind == "random rows":  # torch's lasting workers would not hear of the epoch
+        one = replace(one, sets_epochs=True, persistent=False)
     if one.order in WITH_EPOCHS:
         one = replace(one, sets_epochs=True)
     if one.order == "odd batches":
