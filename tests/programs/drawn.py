@@ -291,7 +291,7 @@ def sound(program: Program) -> Program:
     if one.elsewhere is not None and (isinstance(one.buffer, int) and one.buffer):
         one = replace(one, buffer="64MiB")
     if one.kind == "web":
-        one = replace(one, elsewhere=None, stored="contiguous" if one.stored == "external" else one.stored)
+        one = replace(one, elsewhere=None, stored="gzip" if one.stored in ("external", "bzip2", "nbit") else one.stored)
     if not one.workers:
         one = replace(one, prefetch=None, persistent=False)
     return replace(one, acts=_sound_acts(one))
