@@ -318,7 +318,7 @@ def _sound_acts(one: Program) -> tuple[str, ...]:
         if name == "beside" and resumed and one.order == "shuffle":  # a state has the draws of a loader that is alone
             act = "epoch()"
         resumed = resumed or name == "resume"
-        seeded = seeded or name in ("faulty", "changed", "closed_beside")
+        seeded = seeded or name in ("faulty", "changed", "closed_beside") or act in ("abandon(0)", "closed(0)")
         if name == "resume" and one.order == "weighted":  # of which a state holds no draws
             act = "epoch()"
         if one.kind == "files":
