@@ -25,6 +25,8 @@ from tests.programs.pair import *
 CLOSE_IS_MENDED = False
 # After an allocation that fails a buffer may give errors until the loader is closed: there is such a test, too.
 BUFFERS_RECOVER = False
+# report() fails beside the least buffer: there is a test of that.
+LEAST_BUFFERS_REPORT = False
 DISK = "Storage(latency=1e-3, bandwidth=1e8, iops=500)"
 CHUNKED = {
     "chunks": "",

@@ -28,7 +28,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from solar import DataLoader, PlanError, SolarError, _native, read
 
-from .drawn import BUFFERS_RECOVER, CLOSE_IS_MENDED
+from .drawn import BUFFERS_RECOVER, CLOSE_IS_MENDED, LEAST_BUFFERS_REPORT
 from .oracle import AROUND, Listed, collated, made, told, write
 
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
@@ -270,7 +270,8 @@ class Pair:
         loader, before = self.solar.loader, self.solar.draws()
         with self.solar.alone():
             json.dumps(loader.state_dict())
-            str(loader.report())
+            if LEAST_BUFFERS_REPORT or not isinstance(self.own.get("buffer"), int):
+                str(loader.report())
             assert loader.stats()["samples"] >= 0
             assert len(loader) == len(self.torch.loader)
         assert self.solar.draws() == before
