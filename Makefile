@@ -15,7 +15,7 @@ INSTALL := tools/install $(BIN)/pip --constraint constraints.txt
 comma := ,
 SKIPS := build/skips
 # Seconds of processor time that the tests of `make test` take, as tests/processor_time.py counts: it fails at a tenth more.
-BUDGET := 470
+BUDGET := 474
 EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 # DLIO and PhysicsNeMo without what they ask for (TensorFlow, DALI, CUDA, Warp), which the tests do not use; The Well
@@ -26,7 +26,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test again test-all skipped soak extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
+.PHONY: demo test again test-all skipped soak programs mutants extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
 .PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
@@ -121,6 +121,16 @@ skipped: $(EXTRAS_MADE) $(VENV)/.alone
 # What programs do to loaders, drawn at random, for ten seconds; for hours with SOLAR_SOAK=HOURS.
 soak: $(VENV)/.dev
 	$(BIN)/pytest tests/test_soak.py
+
+# Ten thousand programs drawn by their seeds, beside torch's loader and h5py (tests/programs), as each night.
+PROGRAMS ?= 10000
+FROM ?= 0  # the first seed
+programs: $(VENV)/.dev
+	$(BIN)/python -m tests.programs --named --count $(PROGRAMS) --from $(FROM)
+
+# And whether programs find the faults of tests/programs/mutants when these are put back.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.programs.mutants
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records: as one page, build/report, and as
 # the tables and pictures of README and docs/.
