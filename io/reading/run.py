@@ -38,6 +38,8 @@ class Run(Protocol):
     staged: int  # batches that are there before they are asked for
 
     @property
+    def broken(self) -> bool: ...  # it failed as a whole: no further batch comes
+    @property
     def appended(self) -> int: ...  # batches appended so far
     @property
     def released(self) -> int: ...  # batches that nobody will ask for again
@@ -196,6 +198,11 @@ class Running:
                     self.let_go(self._taken)
                 self._taken += 1
             self._came.popleft()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the run failed as a whole, so that no further batch comes."""
+        return self._run is not None and self._taken > self._run.counts()["steps"]
 
     def counts(self) -> dict[str, int]:
         """Returns what the run has read, held, and found in the buffer since it began."""

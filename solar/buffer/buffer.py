@@ -230,6 +230,8 @@ class LoaderBuffer:
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
             log.log(level, "the passes to come could not be planned beforehand: %r", error)
             return False
+        if running.broken and self.memory.rank_group is None:  # other ranks may not know of it yet
+            return False
         # Batches that nobody takes would be in the way.
         return running.released == (self._queue[0].base if self._queue else running.appended)
 

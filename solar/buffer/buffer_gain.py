@@ -64,7 +64,7 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
         order, extents = _fewer(copy.samples, piece.extents, smaller)
         terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
         plans = [followed(order, copy, storage, **terms, known=known) for known in (1, epochs)]
-        one, all_ = (plan.outcome(range(epochs)).bytes * smaller for plan in plans)
+        one, all_ = (plan.outcome(range(min(epochs, len(plan.epochs)))).bytes * smaller for plan in plans)
         apart, rank_group, stored = apart + one, rank_group + all_, stored + piece.units.total_nbytes
     if rank_group >= WORTH_FORESIGHT * apart:
         return ""

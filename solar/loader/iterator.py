@@ -115,6 +115,9 @@ class EpochIterator(Draws):
             if (direct := self._direct) and (data := self._next_direct(direct, asked_at)) is not None:
                 return data
             queue.fill()
+            if self._closed:  # while a batch was begun: by its sampler, a signal's handler or another thread
+                self._release()
+                raise RuntimeError(ITERATOR_CLOSED)
             if not queue:
                 self._end()
             try:
@@ -279,8 +282,6 @@ class EpochIterator(Draws):
 
     def _end(self) -> NoReturn:
         """Ends the epoch: no batch is left."""
-        if self._closed:  # by another thread: some were
-            raise RuntimeError(ITERATOR_CLOSED)
         if not self._queue.sampler_failed:
             if not self.position.finished:
                 self._sampler_state.finish(self.position)

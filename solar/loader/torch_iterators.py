@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from solar.loader.batch_queue import ITERATOR_CLOSED
 from solar.loader.iterator import Draws
 from solar.samplers.epoch_position import EpochPosition, Indices, has_state
 
@@ -306,6 +307,8 @@ class _Counted(_BaseDataLoaderIter):
 class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
     """torch's iterator in this process. It saves the state of a dataset, or of its iterator, that has one."""
 
+    _closed = False
+
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._adopted = loader._adopted_pass(self._dataset_fetcher, self.position)
@@ -320,10 +323,16 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         return self._adopted.next_batch(self._sampler_iter)
 
     def _next_of_torch(self, position: EpochPosition) -> Any:
+        if self._closed and not position.finished:
+            raise RuntimeError(ITERATOR_CLOSED)
         if self._adopted is None or self._adopted.adopted.left_alone:
             return super()._next_of_torch(position)
         with self._adopted:
             return super()._next_of_torch(position)
+
+    def close(self) -> None:
+        """Ends the iterator: it yields no more."""
+        self._closed = True
 
     def _restore(self, loader: Any) -> None:
         if "dataset" in self._loaded_states:

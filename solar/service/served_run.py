@@ -52,6 +52,7 @@ class ServedRun:
 
     def __init__(self, connection: ServiceConnection) -> None:
         self.appended = self.released = 0
+        self.broken = False  # a service begins its own run anew
         self._connection: ServiceConnection | None = connection
         self._fields = connection.fields
         self._held = connection.held

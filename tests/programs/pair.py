@@ -28,7 +28,6 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from solar import DataLoader, PlanError, SolarError, _native, read
 
-from .drawn import BUFFERS_RECOVER, CLOSE_IS_MENDED, LEAST_BUFFERS_REPORT
 from .oracle import AROUND, Listed, collated, made, told, write
 
 ALLOWED = (SolarError, OSError, MemoryError)  # what a fault may become
@@ -213,8 +212,6 @@ class Pair:
     def recover(self) -> None:
         """Epochs after one with errors: what was read ahead for them may have failed, too. In the end two have none."""
         right = 0
-        if not BUFFERS_RECOVER:
-            self.solar.loader.close()
         for _ in range(MOST_READ_AHEAD):
             if self.sets_epochs:
                 self.torch.set_epoch(self.epochs)
@@ -270,8 +267,7 @@ class Pair:
         loader, before = self.solar.loader, self.solar.draws()
         with self.solar.alone():
             json.dumps(loader.state_dict())
-            if LEAST_BUFFERS_REPORT or not isinstance(self.own.get("buffer"), int):
-                str(loader.report())
+            str(loader.report())
             assert loader.stats()["samples"] >= 0
             assert len(loader) == len(self.torch.loader)
         assert self.solar.draws() == before
@@ -450,6 +446,8 @@ class Pair:
         if new_bytes:
             ours = [one if isinstance(one, Exception) or one in theirs else SolarError("new bytes") for one in ours]
         place(ours, theirs)
+        if self.solar.loader._sampler_state.pending is not None:  # no epoch began: the next would be that of the state
+            self.solar.loader.load_state_dict({})
         self.solar.reseed(self.epochs)
         self.torch.reseed(self.epochs)
         del ours
@@ -553,9 +551,7 @@ def until_closed(ours: Batches, theirs: Batches) -> tuple[Batches, Batches]:
     """What came before the error that says that the loader was closed, and as much of torch's."""
     closed = bool(ours) and isinstance(ours[-1], Exception)
     ours = ours[:-1] if closed else ours
-    if not CLOSE_IS_MENDED and ours and ours[-1] in theirs[len(ours) :]:
-        ours = ours[:-1]
-    if closed or not CLOSE_IS_MENDED:
+    if closed:
         theirs = theirs[: len(ours)]
     return ours, theirs
 
