@@ -179,18 +179,6 @@ def test_an_allocation_that_fails_spoils_no_later_epoch_of_a_buffer(path: str) -
             assert [int(one) for one in outcomes(loader)] == list(range(40))
 
 
-def test_a_run_that_memory_has_ended_ends_with_its_epoch(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.zeros((2, 3, 5), "f4")
-    data = H5Dataset(tmp_path / "a.h5", Field("x", rows=2, at="random"))
-    with DataLoader(data, 1, buffer="8MiB") as loader:
-        with injected([fault("memory", errno.ENOMEM)]):
-            assert any(isinstance(one, MemoryError) for one in outcomes(loader))
-        for _ in range(2):  # the epochs that were read ahead
-            list(outcomes(loader))
-        assert not any(isinstance(one, Exception) for one in outcomes(loader))
-
-
 def test_the_least_buffer_has_a_report(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=np.zeros((23, 3, 5), "f4"), chunks=(23, 3, 5), compression="gzip")

@@ -94,6 +94,9 @@ NAMED: dict[str, Program | str] = {
     "no memory in reading threads": Program(
         stored="gzip", chunk=2, count=61, acts=("faulty(fault('memory', errno.ENOMEM, times=5))",) * 3
     ),
+    "a run that memory has ended": Program(
+        kind="varying", count=1, buffer=30, acts=("faulty(fault('memory', errno.ENOMEM, after=0, times=1))",)
+    ),
     "left early beside a buffer that guesses": Program(
         count=61, order="shuffle", buffer=30, disk=True, acts=("leave(2)", "epoch()", "leave(1)", "epoch()", "epoch()")
     ),
