@@ -158,7 +158,7 @@ def drawn(kind: Any, data: Any, more: dict[str, Any], disturbed: bool) -> list[l
         if disturbed and epoch == 1:
             torch.rand(3, generator=generator)
     told = getattr(loader, "_buffered", None)
-    found.append([told is not None and told._window is not None and len(told._window.segments)])
+    found.append([told is not None and len(told.planned_run.window.segments)])
     return found
 
 
