@@ -13,19 +13,19 @@ namespace {
 
 constexpr std::uint64_t block_nbytes = 256 << 10;  // of metadata, fetched at a time
 constexpr std::uint64_t first_nbytes = 1 << 20;    // at a file's beginning, where most of it is
-constexpr std::uint64_t most_kept = 16 << 20;
+constexpr std::uint64_t most_far_kept = 16 << 20;
 constexpr std::uint64_t metadata_page_nbytes = 4 << 10;  // of metadata that is expected
 constexpr std::uint64_t expected_gap = 128 << 10;    // and that is fetched along
 constexpr std::uint64_t longest_expected = 1 << 20;  // fetched at a time
-constexpr std::uint64_t most_coming = most_kept / 2;
+constexpr std::uint64_t most_coming = most_far_kept / 2;
 constexpr std::size_t most_expected = 4096;
-constexpr std::chrono::milliseconds glance{200};      // between looks whether anything is answered at all
+constexpr std::chrono::milliseconds answer_interval{200};  // between looks whether anything is answered at all
 constexpr std::chrono::milliseconds until_looked{5};  // whether another thread has taken in what is waited for
 constexpr std::chrono::seconds seen_for{2};  // every answer says of which file it is, so that no wrong byte is used
 
 std::atomic<Far*> the_far{nullptr};
 
-bool same(const Identity& one, const Identity& other) { return one.differs(other).empty(); }
+bool same_identity(const Identity& one, const Identity& other) { return one.differs(other).empty(); }
 
 }  // namespace
 
@@ -87,7 +87,7 @@ bool Far::silent() const {
 // is answered again and again; if none is, they are stuck, and the order is withdrawn.
 Far::Result Far::result_of(std::uint64_t number, Mailbox& box) {
   Result result;
-  while (!box.take(result, glance)) {
+  while (!box.take(result, answer_interval)) {
     if (!silent() || !take_pending(number).to) continue;  // what is being given comes at once
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
     return {
@@ -144,7 +144,8 @@ Identity Far::look(const std::string& url) {
 bool Far::copy_kept(const std::string& url, const Identity& was, std::uint64_t& offset, MutableBytes& out) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Block& one) {
-    return offset >= one.offset && offset - one.offset < one.bytes.size() && one.url == url && same(one.was, was);
+    return offset >= one.offset && offset - one.offset < one.bytes.size() && one.url == url &&
+           same_identity(one.was, was);
   });
   if (found == kept_.end()) return false;
   const std::size_t n = std::min<std::size_t>(out.size(), found->bytes.size() - (offset - found->offset));
@@ -184,12 +185,12 @@ void Far::order_expected() {
     const auto there = [](const Expected& one) {
       return [&one](const Block& block) {
         return block.offset <= one.begin && block.offset + block.bytes.size() >= one.end && block.url == one.url &&
-               same(block.was, one.was);
+               same_identity(block.was, one.was);
       };
     };
     for (std::size_t i = 0; i < all.size();) {
       Expected one = all[i++];
-      for (; i < all.size() && all[i].url == one.url && same(all[i].was, one.was) &&
+      for (; i < all.size() && all[i].url == one.url && same_identity(all[i].was, one.was) &&
              all[i].begin <= one.end + expected_gap && all[i].end <= one.begin + longest_expected;
            ++i) {
         one.end = std::max(one.end, all[i].end);
@@ -227,7 +228,7 @@ bool Far::has_come(const std::string& url, const Identity& was, std::uint64_t of
     const bool coming = std::any_of(coming_.begin(), coming_.end(), [&](const auto& one) {
       const Block& block = one.second;
       return offset >= block.offset && offset - block.offset < block.bytes.size() && block.url == url &&
-             same(block.was, was);
+             same_identity(block.was, was);
     });
     if (!coming) return waited;
     if (std::chrono::steady_clock::now() - answered_ > patience_) return false;  // who reads it says so
@@ -238,7 +239,7 @@ bool Far::has_come(const std::string& url, const Identity& was, std::uint64_t of
 void Far::keep(Block block) {
   kept_nbytes_ += block.bytes.size();
   kept_.push_front(std::move(block));
-  while (kept_nbytes_ > most_kept) {
+  while (kept_nbytes_ > most_far_kept) {
     kept_nbytes_ -= kept_.back().bytes.size();
     kept_.pop_back();
   }
@@ -250,7 +251,7 @@ void Far::read_kept(const std::string& url, const Identity& was, std::uint64_t o
     if (copy_kept(url, was, offset, out)) continue;
     if (has_come(url, was, offset) || copy_kept(url, was, offset, out)) continue;  // or another thread took it in
     const std::uint64_t begin = offset / block_nbytes * block_nbytes;
-    if (out.size() > most_kept / 4 || begin >= was.nbytes) return read(url, was, offset, out);
+    if (out.size() > most_far_kept / 4 || begin >= was.nbytes) return read(url, was, offset, out);
     // What is asked for, in whole blocks; of a file that is not seen yet, the first ones in one go.
     std::uint64_t end = (offset + out.size() + block_nbytes - 1) / block_nbytes * block_nbytes;
     if (begin < first_nbytes) end = std::max(end, first_nbytes);

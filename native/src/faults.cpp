@@ -15,7 +15,7 @@ namespace {
 std::mutex mutex;
 // Never destroyed: at the end of the process a thread may still wait.
 auto& replaced = *new std::condition_variable;
-std::vector<Fault> all;
+std::vector<Fault> to_inject;
 std::uint64_t met_ = 0, injections = 0;
 
 bool concerns(const Fault& fault, Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
@@ -26,9 +26,9 @@ bool concerns(const Fault& fault, Call call, const std::string& path, std::uint6
 
 void inject(std::vector<Fault> faults) {
   const std::lock_guard lock(mutex);
-  all = std::move(faults);
+  to_inject = std::move(faults);
   met_ = 0;
-  injected = !all.empty();
+  injected = !to_inject.empty();
   ++injections;
   replaced.notify_all();
 }
@@ -40,12 +40,13 @@ std::uint64_t met() {
 
 bool waits(Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
   const std::lock_guard lock(mutex);
-  return std::any_of(all.begin(), all.end(), [&](const Fault& one) { return concerns(one, call, path, begin, end); });
+  return std::any_of(to_inject.begin(), to_inject.end(),
+                     [&](const Fault& one) { return concerns(one, call, path, begin, end); });
 }
 
 Effect meet(Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
   std::unique_lock lock(mutex);
-  for (Fault& one : all) {
+  for (Fault& one : to_inject) {
     if (!concerns(one, call, path, begin, end)) continue;
     if (one.after > 0) {
       --one.after;

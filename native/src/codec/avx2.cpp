@@ -11,10 +11,11 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,bmi,bmi2,popcnt,lzcnt")
 
-#include "codec/look_up.hpp"
-
 namespace solar::codec {
+namespace avx2 {  // avx512.cpp has the same names
 namespace {
+
+#include "codec/look_up.hpp"
 
 __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 void store8(std::int32_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
@@ -206,32 +207,21 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
   store8(out + 8, _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-#include "codec/fast.hpp"
 #include "codec/fast_patches.hpp"
+#include "codec/fast.hpp"
 #include "codec/fast_encoding.hpp"
 
 }  // namespace
+}  // namespace avx2
 
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("lzcnt");
 }
 
-const Kernels& avx2_kernels() {
-  static constexpr Kernels set{unpack,
-                               symbols,
-                               residuals,
-                               dense_lorenzo,
-                               to_rows,
-                               lorenzo,
-                               interpolate,
-                               restore,
-                               quantise<float, std::uint32_t>,
-                               quantise<double, std::uint64_t>};
-  return set;
-}
+const Kernels& avx2_kernels() { return avx2::decoding_set; }
 
-const EncodingKernels& avx2_encoding() { return encoding_set; }
+const EncodingKernels& avx2_encoding() { return avx2::encoding_set; }
 
 }  // namespace solar::codec
 #pragma GCC pop_options

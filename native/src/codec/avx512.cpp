@@ -14,10 +14,11 @@
 #pragma GCC target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,fma,bmi,bmi2,popcnt,lzcnt,prefer-vector-width=512")
 
-#include "codec/look_up.hpp"
-
 namespace solar::codec {
+namespace avx512 {  // avx2.cpp has the same names
 namespace {
+
+#include "codec/look_up.hpp"
 
 // 32 fields of `width` bits from `words`, of which 64 bytes behind each half's first may be read.
 template <class Use>
@@ -196,11 +197,12 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
   _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi32(b, high, between));
 }
 
-#include "codec/fast.hpp"
 #include "codec/fast_patches.hpp"
+#include "codec/fast.hpp"
 #include "codec/fast_encoding.hpp"
 
 }  // namespace
+}  // namespace avx512
 
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -208,21 +210,9 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vbmi2");
 }
 
-const Kernels& avx512_kernels() {
-  static constexpr Kernels set{unpack,
-                               symbols,
-                               residuals,
-                               dense_lorenzo,
-                               to_rows,
-                               lorenzo,
-                               interpolate,
-                               restore,
-                               quantise<float, std::uint32_t>,
-                               quantise<double, std::uint64_t>};
-  return set;
-}
+const Kernels& avx512_kernels() { return avx512::decoding_set; }
 
-const EncodingKernels& avx512_encoding() { return encoding_set; }
+const EncodingKernels& avx512_encoding() { return avx512::encoding_set; }
 
 }  // namespace solar::codec
 #pragma GCC pop_options

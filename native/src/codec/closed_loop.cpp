@@ -23,8 +23,8 @@ bool quick(const double* values, const std::int32_t* foretold, std::size_t count
   return encoding_kernels().residuals64(values, foretold, count, aim, residuals, made);
 }
 
-void thin(const float* values, std::size_t count, float* out) { encoding_kernels().thin32(values, count, out); }
-void thin(const double* values, std::size_t count, double* out) { encoding_kernels().thin64(values, count, out); }
+void thin_row(const float* values, std::size_t count, float* out) { encoding_kernels().thin32(values, count, out); }
+void thin_row(const double* values, std::size_t count, double* out) { encoding_kernels().thin64(values, count, out); }
 
 // The points known so far lie closely packed in a grid, which grows along one axis after another as the decoder's does.
 template <class T>
@@ -93,7 +93,7 @@ class Growing {
   // Its foretold values are in place: behind those of the rows before it.
   void push(const Row& row) {
     if (row.step == 2)
-      thin(values_ + row.first, row.count, line_.data() + held_);
+      thin_row(values_ + row.first, row.count, line_.data() + held_);
     else
       for (std::size_t i = 0; i < row.count; ++i) line_[held_ + i] = values_[row.first + row.step * i];
     held_ += row.count;

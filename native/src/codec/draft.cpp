@@ -128,12 +128,12 @@ Draft smoothest(const T* values, Extent extent, const Quantiser& how, const Guar
   auto predictor = static_cast<unsigned>(std::countr_zero(tried & interpolations));
   Draft best = interpolate(values, extent, how, guard, predictor);
   if (other == nullptr && (tried & interpolations) == 1u << predictor) return best;  // there is nothing to compare
-  double least = cost_of<T>(best, coder);
-  if (other != nullptr && cost_of<T>(*other, coder) <= least) return std::move(*other);
+  double least = cost_of(best, sizeof(T), coder);
+  if (other != nullptr && cost_of(*other, sizeof(T), coder) <= least) return std::move(*other);
   while (++predictor <= last_interpolation && stride_of(predictor) / 2 < longest) {
     if ((tried >> predictor & 1) == 0) continue;
     Draft wider = interpolate(values, extent, how, guard, predictor);
-    const double bits = cost_of<T>(wider, coder);
+    const double bits = cost_of(wider, sizeof(T), coder);
     if (bits >= least) break;
     least = bits;
     best = std::move(wider);
@@ -226,15 +226,32 @@ void take(Way& way, std::int32_t first, Draft& draft) {
 constexpr double patches_worth(Coder coder) { return coder == Coder::pack ? 0.9 : 0.97; }
 
 // The other where there is one that is worth it.
-template <class T>
-Draft better(Draft best, Draft other, Coder coder, double worth) {
+Draft better(Draft best, Draft other, std::size_t itemsize, Coder coder, double worth) {
   if (other.residuals.empty()) return best;
   if (best.residuals.empty()) return other;
-  const double bits = cost_of<T>(best, coder);
-  if (cost_of<T>(other, coder) >= worth * bits) return best;
+  const double bits = cost_of(best, itemsize, coder);
+  if (cost_of(other, itemsize, coder) >= worth * bits) return best;
   other.bits_in_rows = best.bits_in_rows >= 0 ? best.bits_in_rows : bits;
   other.predictor_in_rows = best.bits_in_rows >= 0 ? best.predictor_in_rows : best.predictor;
   return other;
+}
+
+// Of Lorenzo's ways the best by rows, and the best in the order of patches. Returns what else is worth a try of the
+// predictors that are tried.
+std::uint32_t draft_axes(const Ints& integers, Extent extent, bool smooth, std::uint32_t tried, Coder coder,
+                         Draft& by_rows, Draft& in_order) {
+  Way rows, ordered;
+  choose_axes(integers, extent, tried, coder, rows, ordered);
+  const double least = (rows.bits >= 0 ? rows.bits : ordered.bits) / static_cast<double>(extent.values());
+  if (ordered.bits >= 0) {
+    in_order.runs = by_rows.runs;
+    take(ordered, integers[0], in_order);
+  }
+  if (rows.bits >= 0) take(rows, integers[0], by_rows);
+  // A closed loop has a little less to store than what is seen here, which matters to `dense` where there is little.
+  const double most = coder == Coder::pack ? least + 0.1 : 1.05 * least + 0.15;
+  if (smooth && (tried & interpolations) != 0 && halfway_bits(integers, extent, coder) > most) tried &= ~interpolations;
+  return tried;
 }
 
 }  // namespace
@@ -243,34 +260,21 @@ template <class T>
 Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
                   Coder coder) {
   const std::size_t count = extent.values();
-  Draft best;
+  Draft best, other;
   best.constant = constant(values, count, how.bound, guard, best.bits);
   best.raw = !how.coded;
   if (best.constant || best.raw) return best;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
-  Way rows, ordered;
-  Ints integers;
-  std::int32_t first = 0;
   if ((tried & ~interpolations) == 0 && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
   if ((tried & ~interpolations) != 0) {
-    integers = blocks_of(count);
+    Ints integers = blocks_of(count);
     quantise_all(values, 0, count, piece, how, guard.rounding(how), integers.data(), best.runs);
-    choose_axes(integers, extent, tried, coder, rows, ordered);
-    first = integers[0];
-    if (rows.bits >= 0) take(rows, first, best);
-    const double least = (rows.bits >= 0 ? rows.bits : ordered.bits) / static_cast<double>(count);
-    // A closed loop has a little less to store than what is seen here, which matters to `dense` where there is little.
-    const double most = coder == Coder::pack ? least + 0.1 : 1.05 * least + 0.15;
-    if (smooth && (tried & interpolations) != 0 && halfway_bits(integers, extent, coder) > most)
-      tried &= ~interpolations;
+    tried = draft_axes(integers, extent, smooth, tried, coder, best, other);
   }
-  Draft other;
-  if (ordered.bits >= 0) other.runs = best.runs;
   if constexpr (std::is_floating_point_v<T>)
     if ((tried & interpolations) && smooth)
       best = smoothest(values, extent, how, guard, tried, coder, best.residuals.empty() ? nullptr : &best);
-  if (ordered.bits >= 0) take(ordered, first, other);
-  return better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
+  return better(std::move(best), std::move(other), sizeof(T), coder, patches_worth(coder));
 }
 
 // Stretches of neighbours from all over are quantised together with those that lie one before them along each axis, so
@@ -341,13 +345,5 @@ template Draft draft_typed(const std::int64_t*, Extent, const Quantiser&, const 
 template Draft draft_typed(const std::uint64_t*, Extent, const Quantiser&, const Guard<std::uint64_t>&, std::uint32_t, Coder);
 template double sampled_bits(const float*, std::size_t, Extent, const Quantiser&, Coder);
 template double sampled_bits(const double*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::int8_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::uint8_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::int16_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::uint16_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::int32_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::uint32_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::int64_t*, std::size_t, Extent, const Quantiser&, Coder);
-template double sampled_bits(const std::uint64_t*, std::size_t, Extent, const Quantiser&, Coder);
 
 }  // namespace solar::codec

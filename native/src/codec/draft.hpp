@@ -82,16 +82,15 @@ template <class T>
 Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
                   Coder coder);
 
-// About how many bits the coder needs for these residuals, and for all of a tile.
+// About how many bits the coder needs for these residuals, and for all of a tile whose values have so many bytes each.
 double estimate(const Ints& residuals, Coder coder);
-template <class T>
-double cost_of(const Draft& draft, Coder coder) {
-  const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
+inline double cost_of(const Draft& draft, std::size_t itemsize, Coder coder) {
+  const std::size_t kept = draft.runs.size() * (4 + word_of(itemsize));
   return estimate(draft.residuals, coder) + 8.0 * static_cast<double>(kept);
 }
 
 // About how many bits a value takes in the best of Lorenzo's ways, as some of the values say; 0 of few values. What
-// draft_typed() then finds for all of them is seldom less than `hope` times as much.
+// draft_typed() then finds for all of them is seldom less than `hope` times as much. float and double.
 inline constexpr double hope = 0.8;
 template <class T>
 double sampled_bits(const T* values, std::size_t count, Extent extent, const Quantiser& how, Coder coder);

@@ -2,7 +2,7 @@
 //
 // Each of the three files includes this once, inside its unnamed namespace, behind its target pragma if it has one, and
 // what it must define before: fields, add_low, Wide, Reals, Shorts, Counts, vector_values, load, sum_row, interleave,
-// interleaved. So no function here is ever taken for another machine's, and there is no include guard.
+// interleaved, to_rows. So no function here is ever taken for another machine's, and there is no include guard.
 
 using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
 using UnalignedFloat [[gnu::aligned(1), gnu::may_alias]] = float;
@@ -29,15 +29,15 @@ void restore_cast(const std::int32_t* values, std::size_t count, const Restore& 
 }
 
 void restore_cast(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
-  switch (how.number) {
-    case Number::int8: return restore_cast<std::int8_t>(values, count, how, out);
-    case Number::uint8: return restore_cast<std::uint8_t>(values, count, how, out);
-    case Number::int16: return restore_cast<std::int16_t>(values, count, how, out);
-    case Number::uint16: return restore_cast<std::uint16_t>(values, count, how, out);
-    case Number::int32: return restore_cast<std::int32_t>(values, count, how, out);
-    case Number::uint32: return restore_cast<std::uint32_t>(values, count, how, out);
-    case Number::int64: return restore_cast<std::int64_t>(values, count, how, out);
-    default: return restore_cast<std::uint64_t>(values, count, how, out);
+  if (how.number == Number::uint32) return restore_cast<std::uint32_t>(values, count, how, out);
+  if (how.number == Number::int64) return restore_cast<std::int64_t>(values, count, how, out);
+  if (how.number == Number::uint64) return restore_cast<std::uint64_t>(values, count, how, out);
+  const Held held = held_of(how.number);
+  auto* const to = reinterpret_cast<UnalignedFloat*>(out);
+  const auto step = static_cast<std::uint32_t>(how.whole_step), base = static_cast<std::uint32_t>(how.whole_base);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto whole = static_cast<std::int32_t>(base + step * static_cast<std::uint32_t>(values[i]));
+    to[i] = static_cast<float>(((whole & held.all) ^ held.sign) - held.sign);
   }
 }
 
@@ -373,27 +373,6 @@ bool residuals(Lanes& of, const Residuals& from, std::int32_t* out) {
 bool dense_lorenzo(Lanes& of, const Residuals& from, std::int32_t* residuals, const Sums& sums) {
   return lorenzo_of(Decoded(of, from, residuals), residuals, sums);
 }
-// A value whose distance comes out below the bound is within it, for rounding keeps order; any other is looked at
-// again. Bits must be the same where the bound is 0, and where a processor may flush the result.
-template <class T, class Bits>
-bool quantise(const T* __restrict values, std::size_t count, const Asked& how, std::int32_t* __restrict out) {
-  const double inverse = 1 / how.step, base = how.base, bound = how.bound, far = 0x1p30;
-  const auto step = static_cast<T>(how.step), from = static_cast<T>(how.base);
-  const T least = sizeof(T) == 4 ? static_cast<T>(0x1p-126) : static_cast<T>(0x1p-1022);
-  std::int32_t bad = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const double value = values[i], scaled = (value - base) * inverse;
-    const double near = scaled < far ? (scaled > -far ? scaled : -far) : far;
-    const auto whole = static_cast<std::int32_t>(__builtin_rint(near));
-    const T back = sizeof(T) == 4 ? static_cast<T>(__builtin_fmaf(static_cast<float>(whole), static_cast<float>(step),
-                                                                  static_cast<float>(from)))
-                                  : static_cast<T>(__builtin_fma(static_cast<double>(whole), static_cast<double>(step),
-                                                                 static_cast<double>(from)));
-    const double distance = __builtin_fabs(static_cast<double>(back) - value);
-    const T size = back < 0 ? -back : back;
-    const bool normal = (size >= least) | (size == 0), inside = (distance < bound) & (near == scaled);
-    out[i] = whole;
-    bad |= !(normal & inside);
-  }
-  return bad == 0;
-}
+
+constexpr Kernels decoding_set{unpack,  symbols, residuals,   dense_lorenzo,
+                               to_rows, lorenzo, interpolate, restore};

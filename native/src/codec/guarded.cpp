@@ -159,8 +159,8 @@ Draft draft_guarded(const T* values, Extent extent, const Quantiser& how, std::u
   tried &= ~interpolations;
   if (given && tried != 0 && runs * few > count) {
     const double bits = needed_bits<T>(draft, runs, coder);
-    // Of whole numbers too much hangs on where their steps lie.
-    const double least = std::is_integral_v<T> ? 0 : hope * sampled_bits(values, count, extent, how, coder);
+    double least = 0;  // of whole numbers too much hangs on where their steps lie
+    if constexpr (std::is_floating_point_v<T>) least = hope * sampled_bits(values, count, extent, how, coder);
     if (least * static_cast<double>(count) <= bits) {
       Draft coded = draft_typed(values, extent, how, guard, tried, coder);
       if (needed_bits<T>(coded, coded.runs.size(), coder) < bits) return coded;

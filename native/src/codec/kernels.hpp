@@ -82,11 +82,6 @@ struct Sums {
   const Rows& out;
 };
 
-// What the encoder asks for in vectors: integers for real values, each checked as a decoder would restore it.
-struct Asked {
-  double step, base, bound;
-};
-
 struct Kernels {
   // Blocks of fields of `widths[i]` bits, less half their range. The words are there; none is read at or behind `end`.
   void (*unpack)(const std::byte* words, const std::byte* end, const std::uint8_t* widths, std::size_t blocks,
@@ -105,9 +100,6 @@ struct Kernels {
   std::int32_t* (*interpolate)(const std::int32_t* residuals, Extent extent, std::uint32_t stride, std::int32_t origin,
                                std::int32_t* one, std::int32_t* other);
   void (*restore)(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out);
-  // False when any value needs a closer look than a vector takes; `out` then means nothing.
-  bool (*quantise32)(const float* values, std::size_t count, const Asked& how, std::int32_t* out);
-  bool (*quantise64)(const double* values, std::size_t count, const Asked& how, std::int32_t* out);
 };
 
 const Kernels& plain_kernels();

@@ -1,16 +1,9 @@
 // Look-ups of places for vectors of states, loaded one by one: gathering them takes half as long again with eight
 // lanes, and longer with sixteen, too (seen on Zen 5). For files that are compiled for AVX2 or more.
 //
+// Each of them includes this once, inside its unnamed namespace, behind its target pragma, so there is no include guard.
 // Nothing is checked here: each state must be less than the length of `places`, which decoders see to when they make
 // the table.
-#pragma once
-
-#include <immintrin.h>
-
-#include <cstdint>
-
-namespace solar::codec {
-namespace {  // each file has its own, for its own instructions
 
 inline __m128i four(const std::uint32_t* places, __m128i at) {
   const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(at)),
@@ -24,6 +17,3 @@ inline __m256i looked_up(const std::uint32_t* places, __m256i at) {
   const __m128i low = four(places, _mm256_castsi256_si128(at));
   return _mm256_inserti128_si256(_mm256_castsi128_si256(low), four(places, _mm256_extracti128_si256(at, 1)), 1);
 }
-
-}  // namespace
-}  // namespace solar::codec

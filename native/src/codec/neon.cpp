@@ -237,26 +237,14 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
   vst2q_s32(out, {{b, vaddq_s32(vshrq_n_s32(sum, 4), vshlq_n_s32(vld1q_s32(residuals), 4))}});
 }
 
-#include "codec/fast.hpp"
 #include "codec/fast_patches.hpp"
+#include "codec/fast.hpp"
 
 }  // namespace
 
 bool has_neon() { return true; }
 
-const Kernels& neon_kernels() {
-  static constexpr Kernels set{unpack,
-                               symbols,
-                               residuals,
-                               dense_lorenzo,
-                               to_rows,
-                               lorenzo,
-                               interpolate,
-                               restore,
-                               quantise<float, std::uint32_t>,
-                               quantise<double, std::uint64_t>};
-  return set;
-}
+const Kernels& neon_kernels() { return decoding_set; }
 
 }  // namespace solar::codec
 

@@ -1,7 +1,6 @@
 // Writes what unpack reads: for each block of 32 residuals as many bits each as the largest of them needs.
 #include <algorithm>
 #include <array>
-#include <type_traits>
 #include <utility>
 
 #include "codec/draft.hpp"
@@ -33,21 +32,19 @@ std::array<std::uint8_t, 33> widths_used(const std::vector<std::uint8_t>& widths
   return becomes;
 }
 
-// 32 fields of so many bits: every shift is known to the compiler.
+// 32 fields of so many bits: in the unrolled loop every shift is known to the compiler.
 template <unsigned width>
 void put_block(const std::uint32_t* values, std::uint32_t more, std::byte* out) {
   std::uint64_t held = 0;
-  const auto put = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
-    constexpr unsigned bits = i * width % 32;
+#pragma GCC unroll 32
+  for (unsigned i = 0; i < block; ++i) {
+    const unsigned bits = i * width % 32;
     held |= static_cast<std::uint64_t>(values[i] + more) << bits;
-    if constexpr (bits + width >= 32) {
-      const auto word = static_cast<std::uint32_t>(held);
-      std::memcpy(out + i * width / 32 * 4, &word, 4);
-      held >>= 32;
-    }
-  };
-  [&]<std::size_t... i>(std::index_sequence<i...>) { (put(std::integral_constant<std::size_t, i>{}), ...); }
-  (std::make_index_sequence<block>{});
+    if (bits + width < 32) continue;
+    const auto word = static_cast<std::uint32_t>(held);
+    std::memcpy(out + i * width / 32 * 4, &word, 4);
+    held >>= 32;
+  }
 }
 
 using Put = void (*)(const std::uint32_t*, std::uint32_t, std::byte*);

@@ -150,16 +150,11 @@ void plain_to_rows(const std::int32_t* from, Extent tile, std::int32_t* to) {
               to[(std::size_t{z} * tile.y + y) * tile.x + x] = *from++;
 }
 
-template <class T>
-bool look_closer(const T*, std::size_t, const Asked&, std::int32_t*) {
-  return false;
-}
-
 }  // namespace
 
 const Kernels& plain_kernels() {
-  static constexpr Kernels set{unpack,  symbols,     residuals, dense_lorenzo,      plain_to_rows,
-                               lorenzo, interpolate, restore,   look_closer<float>, look_closer<double>};
+  static constexpr Kernels set{unpack,        symbols, residuals,   dense_lorenzo,
+                               plain_to_rows, lorenzo, interpolate, restore};
   return set;
 }
 

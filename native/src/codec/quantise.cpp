@@ -32,7 +32,7 @@ struct Traits<double> {
 };
 
 template <class T>
-Seen look(std::span<const T> values, double bound) {
+Seen look_at(std::span<const T> values, double bound) {
   const double most = bound * Traits<T>::reach, top = std::numeric_limits<T>::max();
   const auto reach = static_cast<T>(std::min(most, top));
   if constexpr (sizeof(T) == 4)
@@ -123,7 +123,7 @@ std::pair<double, double> ends(std::span<const T> values) {
 template <class T>
 Quantiser real_quantiser(std::span<const T> values, double bound) {
   Quantiser how{.bound = bound};
-  const Seen seen = look(values, bound);
+  const Seen seen = look_at(values, bound);
   const double g = common_step(values, seen), on_lattice = lattice_step(g, bound);
   if (seen.finite > 0 && on_lattice >= Traits<T>::least && on_lattice < std::numeric_limits<T>::max()) {
     how.lattice = true;

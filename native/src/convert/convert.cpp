@@ -45,11 +45,29 @@ struct Terms {
   }
 };
 
-// A stretch of the source, cast.
-template <class From, class To>
-struct Cast {
+// How items of one kind become floating-point numbers.
+struct Kernel {
+  std::size_t itemsize;
+  Load<float> as_float32;
+  Load<double> as_float64;
+};
+
+// A stretch of the source, cast, or unpacked. A function for each kind of source is called by its address: the walks
+// below are compiled once for each type that is written, not for each pair.
+template <class To>
+struct Make {
+  Load<To> load;
+  const Kernel* kernel = nullptr;    // for what is unpacked
+  const Packing* packing = nullptr;  // nullptr: nothing is
+
   void operator()(To* out, const std::byte* source, std::ptrdiff_t step, std::size_t items) const {
-    load<From>(out, source, step, items);
+    if constexpr (std::is_floating_point_v<To>) {
+      if (packing != nullptr)
+        return packing->in == Number::float32
+                   ? load_unpacked<float>(kernel->as_float32, *packing, out, source, step, items)
+                   : load_unpacked<double>(kernel->as_float64, *packing, out, source, step, items);
+    }
+    load(out, source, step, items);
   }
 };
 
@@ -61,9 +79,9 @@ std::vector<To> repeated(const To* values, std::ptrdiff_t step, std::size_t peri
   return all;
 }
 
-// `make` casts a stretch of the source. Where Out is another type than To, what is made is narrowed to it at last.
-template <class Out, class To, class Make>
-void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To> terms, const Make& make) {
+// Where Out is another type than To, what is made is narrowed to it at last.
+template <class Out, class To>
+void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To> terms, const Make<To>& make) {
   constexpr bool narrows = !std::is_same_v<Out, To>;
   std::array<To, narrows ? near_nbytes / sizeof(To) : 1> near;
   const Axis& row = walk.along;
@@ -97,9 +115,9 @@ using Near = std::array<To, near_nbytes / sizeof(To)>;
 
 // The tile at `place`: cast into `near`, with `across` innermost, and written out turned round. It is normalised along
 // its longer axis, before or after; before, where it is then narrowed.
-template <class Out, class To, class Make>
+template <class Out, class To>
 void convert_tile(const Axis& across, const Axis& along, const Offsets& place, const std::byte* source, Out* out,
-                  const Terms<To>& terms, const Make& make, Near<To>& near) {
+                  const Terms<To>& terms, const Make<To>& make, Near<To>& near) {
   constexpr bool narrows = !std::is_same_v<Out, To>;
   source += place.source;
   if (along.step.source == Offsets{}.after(across.step, across.size).source) {
@@ -128,8 +146,8 @@ void convert_tile(const Axis& across, const Axis& along, const Offsets& place, c
   }
 }
 
-template <class Out, class To, class Make>
-void convert_tiles(const Walk& walk, const std::byte* source, Out* out, const Terms<To>& terms, const Make& make) {
+template <class Out, class To>
+void convert_tiles(const Walk& walk, const std::byte* source, Out* out, const Terms<To>& terms, const Make<To>& make) {
   Near<To> near;
   const std::size_t short_side = std::min({walk.across.size, walk.along.size, tile_side});
   const bool narrow = walk.across.size == short_side;
@@ -146,8 +164,9 @@ void convert_tiles(const Walk& walk, const std::byte* source, Out* out, const Te
   });
 }
 
-template <class Out, class To, class Make>
-void convert_walk(const Walk& walk, const std::byte* source, std::byte* out, const Terms<To>& terms, const Make& make) {
+template <class Out, class To>
+void convert_walk(const Walk& walk, const std::byte* source, std::byte* out, const Terms<To>& terms,
+                  const Make<To>& make) {
   auto* const values = reinterpret_cast<Out*>(out);
   if (walk.across.size > 1) {
     convert_tiles(walk, source, values, terms, make);
@@ -156,24 +175,8 @@ void convert_walk(const Walk& walk, const std::byte* source, std::byte* out, con
   }
 }
 
-// Items moved or cast, and nothing else asked for than terms.
-template <class From, class To>
-void convert_plain(const Walk& walk, const std::byte* source, std::byte* out, const Term& mean, const Term& deviation) {
-  convert_walk<To>(walk, source, out, Terms<To>(mean, deviation, {}), Cast<From, To>{});
-}
-
-using Convert = void (*)(const Walk&, const std::byte*, std::byte*, const Term&, const Term&);
-
-struct Kernel {
-  std::size_t itemsize;
-  Convert to_float32, to_float64;
-  Load<float> as_float32;
-  Load<double> as_float64;
-};
-
 template <class From>
-constexpr Kernel kernel{sizeof(From), &convert_plain<From, float>, &convert_plain<From, double>, &load<From, float>,
-                        &load<From, double>};
+constexpr Kernel kernel{sizeof(From), &load<From, float>, &load<From, double>};
 
 // In the order of Number.
 constexpr std::array kernels{
@@ -182,14 +185,10 @@ constexpr std::array kernels{
     kernel<std::uint64_t>, kernel<Half>,         kernel<float>,         kernel<double>};
 static_assert(kernels.size() == static_cast<std::size_t>(Number::float64) + 1);
 
-template <class Out, class To>
-void convert_packed(const Walk& walk, const std::byte* source, std::byte* out, const Terms<To>& terms,
-                    const Kernel& kernel, const Packing& packing) {
-  if (packing.in == Number::float32) {
-    convert_walk<Out>(walk, source, out, terms, Unpack<float, To>{kernel.as_float32, packing});
-  } else {
-    convert_walk<Out>(walk, source, out, terms, Unpack<double, To>{kernel.as_float64, packing});
-  }
+// Moved as they are.
+template <class Item>
+void rearrange_items(const Walk& walk, const std::byte* source, std::byte* out) {
+  convert_walk<Item>(walk, source, out, Terms<Item>({}, {}, {}), Make<Item>{&load<Item, Item>});
 }
 
 }  // namespace
@@ -199,27 +198,25 @@ void convert(const Strided& source, Number from, std::byte* out, Number to, cons
   const Kernel& kernel = kernels[static_cast<std::size_t>(from)];
   const Walk walk = plan(source, kernel.itemsize, mean, deviation);
   if (walk.empty) return;
-  if (packing == nullptr && to != Number::bfloat16)
-    return (to == Number::float32 ? kernel.to_float32 : kernel.to_float64)(walk, source.bytes, out, mean, deviation);
-  static const Packing none{.in = Number::float32};
-  const Packing& packed = packing == nullptr ? none : *packing;
+  const std::optional<double> instead = packing == nullptr ? std::nullopt : packing->instead;
   if (to == Number::float64)
-    return convert_packed<double>(walk, source.bytes, out, Terms<double>(mean, deviation, packed.instead), kernel,
-                                  packed);
-  const Terms<float> terms(mean, deviation, packed.instead);
-  if (to == Number::float32) return convert_packed<float>(walk, source.bytes, out, terms, kernel, packed);
-  convert_packed<std::uint16_t>(walk, source.bytes, out, terms, kernel, packed);
+    return convert_walk<double>(walk, source.bytes, out, Terms<double>(mean, deviation, instead),
+                                Make<double>{kernel.as_float64, &kernel, packing});
+  const Terms<float> terms(mean, deviation, instead);
+  const Make<float> make{kernel.as_float32, &kernel, packing};
+  if (to == Number::float32) return convert_walk<float>(walk, source.bytes, out, terms, make);
+  convert_walk<std::uint16_t>(walk, source.bytes, out, terms, make);
 }
 
 void rearrange(const Strided& source, std::size_t itemsize, std::byte* out) {
   const Walk walk = plan(source, itemsize, {}, {});
   if (walk.empty) return;
   switch (itemsize) {
-    case 1: return convert_plain<std::uint8_t, std::uint8_t>(walk, source.bytes, out, {}, {});
-    case 2: return convert_plain<std::uint16_t, std::uint16_t>(walk, source.bytes, out, {}, {});
-    case 4: return convert_plain<std::uint32_t, std::uint32_t>(walk, source.bytes, out, {}, {});
-    case 8: return convert_plain<std::uint64_t, std::uint64_t>(walk, source.bytes, out, {}, {});
-    case 16: return convert_plain<Pair, Pair>(walk, source.bytes, out, {}, {});
+    case 1: return rearrange_items<std::uint8_t>(walk, source.bytes, out);
+    case 2: return rearrange_items<std::uint16_t>(walk, source.bytes, out);
+    case 4: return rearrange_items<std::uint32_t>(walk, source.bytes, out);
+    case 8: return rearrange_items<std::uint64_t>(walk, source.bytes, out);
+    case 16: return rearrange_items<Pair>(walk, source.bytes, out);
   }
   // Of another size: an item is an axis of bytes.
   Strided bytes = source;

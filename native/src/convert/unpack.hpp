@@ -56,25 +56,21 @@ using Load = void (*)(T* out, const std::byte* source, std::ptrdiff_t step, std:
 
 // A stretch of the source, loaded and unpacked in one type and handed on in another.
 template <class In, class To>
-struct Unpack {
-  Load<In> load;
-  const Packing& packing;
-
-  void operator()(To* out, const std::byte* source, std::ptrdiff_t step, std::size_t items) const {
-    if constexpr (std::is_same_v<In, To>) {
-      load(out, source, step, items);
-      unpack(out, items, packing);
-    } else {
-      std::array<In, 512> near;
-      for (std::size_t done = 0; done < items; done += near.size()) {
-        const std::size_t n = std::min(near.size(), items - done);
-        load(near.data(), source + static_cast<std::ptrdiff_t>(done) * step, step, n);
-        unpack(near.data(), n, packing);
-        for (std::size_t i = 0; i < n; ++i) out[done + i] = static_cast<To>(near[i]);
-      }
+void load_unpacked(Load<In> load, const Packing& packing, To* out, const std::byte* source, std::ptrdiff_t step,
+                   std::size_t items) {
+  if constexpr (std::is_same_v<In, To>) {
+    load(out, source, step, items);
+    unpack(out, items, packing);
+  } else {
+    std::array<In, 512> near;
+    for (std::size_t done = 0; done < items; done += near.size()) {
+      const std::size_t n = std::min(near.size(), items - done);
+      load(near.data(), source + static_cast<std::ptrdiff_t>(done) * step, step, n);
+      unpack(near.data(), n, packing);
+      for (std::size_t i = 0; i < n; ++i) out[done + i] = static_cast<To>(near[i]);
     }
   }
-};
+}
 
 // To nearest, ties to even. Any NaN becomes the one that torch's vectors give.
 inline std::uint16_t bfloat16_of(float value) {

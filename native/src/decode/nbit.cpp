@@ -9,7 +9,7 @@
 namespace solar {
 namespace {
 
-enum Class : std::uint32_t { atomic = 1, array = 2, compound = 3, opaque = 4 };
+enum NbitClass : std::uint32_t { atomic = 1, array = 2, compound = 3, opaque = 4 };
 
 constexpr unsigned deepest = 8;
 constexpr unsigned most_steps = 4096;  // of laying out one item; a type that needs more is left to libhdf5
@@ -121,7 +121,7 @@ class BitPacking {
   std::vector<Run> runs_;
 };
 
-void store(std::byte* out, std::uint64_t value, std::uint32_t size, bool big) {
+void put_value(std::byte* out, std::uint64_t value, std::uint32_t size, bool big) {
   if (big) value = __builtin_bswap64(value) >> (64 - 8 * size);
   switch (size) {
     case 1:
@@ -141,7 +141,7 @@ void store(std::byte* out, std::uint64_t value, std::uint32_t size, bool big) {
 
 void unpack_run(BitReader& bits, const Run& run, std::byte* out) {
   for (std::uint32_t i = 0; i < run.count; ++i)
-    store(out + std::size_t{i} * run.size, bits.take(run.precision) << run.shift, run.size, run.big);
+    put_value(out + std::size_t{i} * run.size, bits.take(run.precision) << run.shift, run.size, run.big);
 }
 
 }  // namespace

@@ -6,15 +6,17 @@
 #pragma GCC target("avx2,bmi,bmi2")
 
 namespace solar {
+namespace avx2 {  // shuffle_avx512.cpp has the same names
 namespace {
 
 constexpr std::size_t width = 32;
 #include "transpose.hpp"
 
 }  // namespace
+}  // namespace avx2
 
 const ShuffleKernels& avx2_shuffle() {
-  static constexpr ShuffleKernels set{width, join_planes, join_bits};
+  static constexpr ShuffleKernels set{avx2::width, avx2::join_planes, avx2::join_bits};
   return set;
 }
 

@@ -19,7 +19,7 @@ constexpr unsigned shared = 0x02, not_shared = 0x04, fail_on_write = 0x08, mark 
 constexpr std::uint16_t first_unknown = 0x19;
 constexpr std::uint16_t bogus = 0x09;
 
-struct Block {
+struct HeaderBlock {
   std::uint64_t address;
   std::uint64_t nbytes;
 };
@@ -105,7 +105,7 @@ class HeaderReader {
       first_of_version_1();
     }
     while (!pending_.empty()) {
-      const Block block = pending_.back();
+      const HeaderBlock block = pending_.back();
       pending_.pop_back();
       continued(block);
     }
@@ -151,7 +151,7 @@ class HeaderReader {
     messages(block.subspan(prefix, static_cast<std::size_t>(nbytes)), header_.address + prefix);
   }
 
-  void continued(const Block& block) {
+  void continued(const HeaderBlock& block) {
     if (!visited_.insert(block.address).second) refuse("continues in a circle");
     const Bytes bytes = keep(block.address, block.nbytes);
     if (header_.version == 1) return messages(bytes, block.address);
@@ -232,7 +232,7 @@ class HeaderReader {
   ObjectHeader header_;
   bool tracks_order_ = false;
   std::uint64_t seen_ = 0;
-  std::vector<Block> pending_;
+  std::vector<HeaderBlock> pending_;
   std::unordered_set<std::uint64_t> visited_;
 };
 

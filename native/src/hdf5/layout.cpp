@@ -8,7 +8,7 @@ namespace solar::hdf5 {
 
 namespace {
 
-enum Class : unsigned { compact = 0, contiguous = 1, chunked = 2, virtual_data = 3 };
+enum LayoutClass : unsigned { compact = 0, contiguous = 1, chunked = 2, virtual_data = 3 };
 
 constexpr unsigned most_dimensions = 33;  // those of the dataset, and the bytes of an element
 

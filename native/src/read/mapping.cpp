@@ -57,10 +57,6 @@ bool handler_is_ours() {
   return ::sigaction(SIGBUS, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_bus_error;
 }
 
-std::int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch().count();
-}
-
 }  // namespace
 
 std::unique_ptr<Mapping> Mapping::of(const File& file) {
@@ -80,7 +76,7 @@ Bytes Mapping::at(std::uint64_t offset, std::uint64_t nbytes) const noexcept {
 }
 
 bool Mapping::warm(const File& file) const noexcept {
-  const std::int64_t now = now_ns();
+  const std::int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
   std::int64_t before = looked_ns_.load(std::memory_order_relaxed);
   if (now - before > mapping_check_ns && looked_ns_.compare_exchange_strong(before, now, std::memory_order_relaxed)) {
     warm_.store(look(file), std::memory_order_relaxed);

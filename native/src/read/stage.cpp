@@ -15,11 +15,11 @@ namespace solar {
 
 namespace {
 
-constexpr std::uint64_t page = 4 << 10;
+constexpr std::uint64_t stage_page = 4 << 10;
 constexpr std::uint64_t token_at = 16;   // of the last page
 constexpr std::uint64_t kept_free = 20;  // this part of the disk
 
-std::uint64_t in_pages(std::uint64_t nbytes) { return (nbytes + page - 1) / page * page; }
+std::uint64_t in_pages(std::uint64_t nbytes) { return (nbytes + stage_page - 1) / stage_page * stage_page; }
 
 // Never 0, which says that a block is not there.
 std::uint32_t sum_of(Bytes bytes) noexcept {
@@ -94,7 +94,7 @@ Stage::Stage(std::string path, std::string token, std::uint64_t nbytes)
       nbytes_(nbytes),
       entries_begin_(in_pages(nbytes)),
       token_begin_(entries_begin_ + in_pages(entries_begin_ / block_nbytes * sizeof(std::uint32_t)) + token_at),
-      file_nbytes_(token_begin_ - token_at + page),
+      file_nbytes_(token_begin_ - token_at + stage_page),
       checked_(entries_begin_ / block_nbytes / 64 + 1) {}
 
 std::shared_ptr<const File> Stage::open() noexcept {
@@ -162,7 +162,7 @@ std::uint64_t Stage::put(std::span<const Blocks> runs, std::uint64_t from, Bytes
   Writing file(path_);
   std::uint64_t written = 0;
   std::vector<std::uint32_t> sums;
-  if (file.is(token_, token_begin_) && file.has_room(bytes.size() + 2 * page)) {
+  if (file.is(token_, token_begin_) && file.has_room(bytes.size() + 2 * stage_page)) {
     for (const Blocks& run : runs) {
       const std::uint64_t at = (run.first - from) * block_nbytes;
       const Bytes own = bytes.subspan(at, std::min<std::uint64_t>(run.count() * block_nbytes, bytes.size() - at));

@@ -12,7 +12,7 @@ namespace solar {
 
 namespace {
 
-[[noreturn]] void refuse(const char* what) {
+[[noreturn]] void refuse_shared(const char* what) {
   throw Error(Kind::read, std::string("what a service shares is not what it should be: ") + what);
 }
 
@@ -21,8 +21,8 @@ std::size_t checked_size(int descriptor, bool read_only) {
   struct stat facts{};
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   const int wanted = serve::seals_of(read_only);
-  if (seals < 0 || (seals & wanted) != wanted) refuse("its size could change");
-  if (::fstat(descriptor, &facts) != 0 || facts.st_size <= 0) refuse("it has no size");
+  if (seals < 0 || (seals & wanted) != wanted) refuse_shared("its size could change");
+  if (::fstat(descriptor, &facts) != 0 || facts.st_size <= 0) refuse_shared("it has no size");
   return static_cast<std::size_t>(facts.st_size);
 }
 
@@ -38,18 +38,18 @@ struct Guest::Impl {
         fields(std::move(of)),
         most(up_to) {
     if (bell.get() < 0) serve::fail_with("its bell cannot be kept");
-    if (line.size() != serve::page || at().magic != serve::line_magic) refuse("the line is none");
-    if (ledger.size() < serve::page || head().magic != serve::ledger_magic) refuse("the ledger is none");
+    if (line.size() != serve::page || at().magic != serve::line_magic) refuse_shared("the line is none");
+    if (ledger.size() < serve::page || head().magic != serve::ledger_magic) refuse_shared("the ledger is none");
     entries = head().entries;
     entry_nbytes = head().entry_nbytes;
     if (entries < 1 || entries > serve::most_entries || entry_nbytes != serve::entry_nbytes(fields.size(), most) ||
         ledger.size() != serve::page + entries * entry_nbytes) {
-      refuse("the ledger has another size");
+      refuse_shared("the ledger has another size");
     }
     for (const auto& one : fields) {
       std::uint64_t all = 0;
       for (const std::uint64_t nbytes : one) {
-        if (__builtin_add_overflow(all, nbytes, &all)) refuse("a sample of no such size");
+        if (__builtin_add_overflow(all, nbytes, &all)) refuse_shared("a sample of no such size");
       }
       sample_nbytes.push_back(all);
     }
@@ -115,11 +115,11 @@ Guest::Came Guest::copy(std::uint64_t number, std::size_t samples, std::span<con
   if (is_gone(number)) return Came::gone;
   if (entry.number != number || entry.samples == 0) return Came::not_held;
   if (entry.count != samples || samples > own.most || out.size() != own.fields.size())
-    refuse("a batch of another size");
+    refuse_shared("a batch of another size");
   const auto* const offsets = reinterpret_cast<const std::uint64_t*>(told.data() + sizeof entry);
   const std::span places(reinterpret_cast<const std::uint32_t*>(offsets + own.fields.size()), samples);
   if (std::any_of(places.begin(), places.end(), [&](std::uint32_t one) { return one >= entry.samples; })) {
-    refuse("a place outside of its batch");
+    refuse_shared("a place outside of its batch");
   }
   for (std::size_t field = 0, before = 0; field < out.size(); ++field) {
     const auto here = each.empty() ? places : places.subspan(before, each[field]);
@@ -135,9 +135,9 @@ void Guest::Impl::copy_field(std::size_t field, std::uint64_t offset, std::uint6
   std::uint64_t all = 0, end = 0;
   if (__builtin_mul_overflow(samples, sample_nbytes[field], &all) || __builtin_add_overflow(offset, all, &end) ||
       end > pool.size()) {
-    refuse("a batch outside of its memory");
+    refuse_shared("a batch outside of its memory");
   }
-  if (out.size() < places.size() * sample_nbytes[field]) refuse("a batch of another size");
+  if (out.size() < places.size() * sample_nbytes[field]) refuse_shared("a batch of another size");
   const std::byte* from = pool.bytes() + offset;
   std::byte* to = out.data();
   for (const std::uint64_t nbytes : fields[field]) {
