@@ -41,7 +41,7 @@ def steps(full: bool, record: bool, readme: bool = False) -> list[Step]:
     end = ["--record"] if record else []
     if readme:
         return [
-            Step(["bench", "--scenes", "contiguous_64k", "auto_gzip", *end], 260),
+            Step(["bench", "--scenes", "contiguous_64k", "chunk1_deflate", "auto_gzip", *end], 390),
             Step(["bench.buffer", "--scenes", *README_BUFFER, "--epochs", "20", *end], 1500),
             Step(["bench.far", "--delays", "20", *end], 260),
             Step(["bench.serve", "--jobs", "8", "--ways", "torch", "alone", "study", *end], 240),
