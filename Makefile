@@ -26,7 +26,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test again test-all skipped soak programs mutants extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
+.PHONY: demo test again test-all skipped soak programs calls mutants extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
 .PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
@@ -127,6 +127,11 @@ PROGRAMS ?= 10000
 FROM ?= 0  # the first seed
 programs: $(VENV)/.dev
 	$(BIN)/python -m tests.programs --named --count $(PROGRAMS) --from $(FROM)
+
+# Programs of which each call to the system fails, is late or hangs, one after another (tests/every_call), as each night.
+CALLS ?= 30  # of each name, evenly taken
+calls: $(VENV)/.dev
+	$(BIN)/python -m tests.every_call --most $(CALLS)
 
 # And whether programs find the faults of tests/programs/mutants when these are put back.
 mutants: $(VENV)/.dev

@@ -77,7 +77,7 @@ def test_two_threads_may_stop_it_at_the_same_time(child: Child, monkeypatch: pyt
     def meanwhile(group: int, number: int) -> None:
         monkeypatch.setattr(os, "killpg", killpg)
         child.stop()  # as the end of the program does, while the one who talks stops it
-        killpg(group, number) if os.path.exists(f"/proc/{group}") else None
+        killpg(group, number) if Path(f"/proc/{group}").exists() else None
 
     monkeypatch.setattr(os, "killpg", meanwhile)
     child.stop()

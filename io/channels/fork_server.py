@@ -30,7 +30,8 @@ def expected(owner: Any, module: str) -> None:
         return  # in a process of somebody's, or while one imports the main module, it is begun when it is needed
     if _server._forkserver_pid is None:
         _import_first(module)
-        forkserver.ensure_running()
+        with suppress(OSError):  # who needs it begins it then, and is told why it cannot be
+            forkserver.ensure_running()
         _unused = _server._forkserver_pid
     number = id(owner)
     _expecting.add(number)

@@ -181,25 +181,31 @@ MOST_VALUES, MOST_ARRAYS, MOST_NBYTES = 1 << 20, 6 * 64, 1 << 36
 
 
 def hand(values: Any, arrays: Sequence[NDArray[Any]]) -> int:
-    """Returns a descriptor of memory with these values, for the caller to close. Raises Refused for a text too long."""
+    """Returns a descriptor of memory with these values, for the caller to close.
+
+    Raises Refused for a text too long, and ReadError where the system gives no memory or no descriptor.
+    """
     names = {np.dtype(kind): name for name, kind in TYPES.items()}
     body = json.dumps(values).encode()
     body += b" " * (-len(body) % 8)
     if len(body) > MOST_VALUES:
         raise Refused(f"names of files and datasets take {len(body):,} bytes, and a service takes {MOST_VALUES:,}")
-    parts = [HANDED_HEAD.pack(len(body), len(arrays)), body]
+    parts: list[bytes | memoryview] = [HANDED_HEAD.pack(len(body), len(arrays)), body]
     parts += [EACH.pack(names[one.dtype], 0, one.size) for one in arrays]
-    made = os.memfd_create("solar-handed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    parts += [part for one in arrays for part in (np.ascontiguousarray(one).data, bytes(-one.nbytes % 8))]
     try:
-        with os.fdopen(os.dup(made), "wb") as file:
-            file.writelines(parts)
-            for one in arrays:
-                file.write(np.ascontiguousarray(one).data)
-                file.write(bytes(-one.nbytes % 8))
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(made)
-        raise
+        made = os.memfd_create("solar-handed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with open(made, "wb", closefd=False) as file:
+                file.writelines(parts)
+            fcntl.fcntl(made, fcntl.F_ADD_SEALS, SEALS)
+        except BaseException:
+            os.close(made)
+            raise
+    except OSError as error:
+        raise ReadError(
+            f"nothing can be handed to a service: {error.strerror}; see `ulimit -n` and the free memory"
+        ) from error
     return made
 
 

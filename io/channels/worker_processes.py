@@ -18,7 +18,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from solar.io.system import lifecycle
 from solar.io.system.child import ending
 from solar.io.system.waiting import WaitTimeout, until
 
+SERVER_ENDS_WITHIN, TICK = 5.0, 0.05  # seconds from when it no longer listens, and between two tries
 CLOSING_PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
 
 
@@ -285,26 +286,41 @@ class _Child:
 
 
 def _start_child(number: int, context: Any, start: pickles.Sealed, reducers: Reducers) -> _Child:
-    ours, theirs = socket.socketpair()
-    _ends.add(ours)
-    with theirs:  # a socket among the arguments: multiprocessing passes its descriptor, by inheritance or message
-        try:
+    ours = None
+    try:
+        ours, theirs = socket.socketpair()
+        _ends.add(ours)
+        with theirs:  # a socket among the arguments: multiprocessing passes its descriptor, by inheritance or message
             process = context.Process(
                 target=worker_child.main,
                 args=(theirs, start, number),
                 name=f"solar transform process {number}",
                 daemon=True,
             )
-            if context.get_start_method() == "fork":
-                process.start()
-            else:
-                with _main_module_unsent():
-                    process.start()
+            _start(process, context.get_start_method() == "fork")
             ours.setblocking(False)
             return _Child(number, process, ours, reducers)
-        except BaseException:
+    except BaseException as error:
+        if ours is not None:
             ours.close()
+        if not isinstance(error, (OSError, EOFError)):
             raise
+        what = f"transform process {number} cannot be started: {error}"
+        raise SolarError(f"{what}; raise the limits (`ulimit -n`, `ulimit -u`), or give fewer num_workers") from error
+
+
+def _start(process: Any, forks: bool) -> None:
+    """Starts a process. Where the server that forks it is ending, multiprocessing begins another once it has ended."""
+    limit = time.monotonic() + SERVER_ENDS_WITHIN
+    while True:
+        try:
+            with nullcontext() if forks else _main_module_unsent():
+                process.start()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(TICK)
 
 
 def _end(children: list[_Child], owner: int) -> None:

@@ -113,17 +113,17 @@ class Child:
                     raise
                 raise lost from None
 
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; with `group`, to the whole group."""
-        if (process := self._process) is not None:
-            self._send(process, number)
-
     def _send(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         if self._group:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)  # also where what it started has outlived it
         else:
             process.send_signal(number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; with `group`, to the whole group."""
+        if (process := self._process) is not None:
+            self._send(process, number)
 
     def stop(self) -> None:
         """Ends the process. At the end of the program another thread may do the same at the same time."""

@@ -15,18 +15,22 @@ MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the pr
 
 def free_nbytes() -> int:
     """Returns the memory that is available without swapping, including what the page cache would free."""
-    with Path("/proc/meminfo").open() as facts:
-        lines = dict(line.split(":", 1) for line in facts)
-    free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else PLENTY
-    return min(free, _group_free(MEMBERSHIP, GROUPS))
+    return min(_of_machine("MemAvailable"), _group_free(MEMBERSHIP, GROUPS))
 
 
 def memory_nbytes() -> int:
     """Returns all memory that the processes of this node, or of the container, may use together."""
-    with Path("/proc/meminfo").open() as facts:
-        lines = dict(line.split(":", 1) for line in facts)
-    total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
-    return min(total, _group_limit(MEMBERSHIP, GROUPS), slurm_limit())
+    return min(_of_machine("MemTotal"), _group_limit(MEMBERSHIP, GROUPS), slurm_limit())
+
+
+def _of_machine(name: str) -> int:
+    """Returns a number of /proc/meminfo in bytes, or what the C library knows where that cannot be read."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:  # no descriptor is left, perhaps
+        pages = os.sysconf("SC_AVPHYS_PAGES" if name == "MemAvailable" else "SC_PHYS_PAGES")
+        return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else PLENTY
+    return int(lines[name].split()[0]) * 1024 if name in lines else PLENTY
 
 
 def slurm_limit() -> int:

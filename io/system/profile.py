@@ -215,9 +215,9 @@ def profile_folder() -> Path:
 
 
 def mount_point(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder at which the file system that holds `path` is mounted."""
+    """Returns the folder at which the file system that holds `path` is mounted; the root where none can be found."""
     here = Path(os.path.realpath(path))  # where links lead in a circle, Path.resolve raises before Python 3.13
-    while not here.is_mount() and here != here.parent:
+    while not os.path.ismount(here) and here != here.parent:
         here = here.parent
     return here
 

@@ -8,9 +8,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from solar.errors import ReadError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 
 def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
@@ -22,9 +25,23 @@ def start_thread(name: str, target: Callable[..., object], *args: Any) -> thread
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:  # RuntimeError: can't start new thread
-        what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u`"
-        raise ReadError(errno.EAGAIN, what) from error
+        raise _no_thread(name) from error
     return thread
+
+
+def submitted(pool: Executor, act: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Has a pool call a function. Raises ReadError if the system has no more threads for it."""
+    try:
+        return pool.submit(act, *args)
+    except RuntimeError as error:
+        if "thread" not in str(error):  # the pool is closed
+            raise
+        raise _no_thread("a pool's") from error
+
+
+def _no_thread(name: str) -> ReadError:
+    what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u`"
+    return ReadError(errno.EAGAIN, what)
 
 
 log = logging.getLogger("solar")

@@ -5,6 +5,8 @@
 
 #include <cstdio>
 #include <new>
+#include <string>
+#include <system_error>
 
 #include "solar/error.hpp"
 #include "text.hpp"
@@ -42,6 +44,10 @@ const char* class_of(solar::Kind kind) {
 constexpr const char* no_memory =
     "the system gives no more memory: ask for less at a time, by a smaller batch_size, buffer or `ahead`";
 
+constexpr const char* no_threads =
+    "the system lets no more threads begin: raise its limit (`ulimit -u`, or `pids.max` of the control group), or let "
+    "fewer read, by SOLAR_THREADS (";
+
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -52,6 +58,9 @@ void translate(const std::exception_ptr& thrown, void*) {
     PyErr_SetObject(type.ptr(), value.ptr());
   } catch (const std::bad_alloc&) {
     PyErr_SetString(PyExc_MemoryError, no_memory);
+  } catch (const std::system_error& error) {  // of std::thread, which alone throws it
+    const std::string said = std::string(no_threads) + error.code().message() + ")";
+    PyErr_SetString(nb::module_::import_("solar.errors").attr("SolarError").ptr(), said.c_str());
   }
 }
 

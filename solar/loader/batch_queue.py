@@ -16,7 +16,7 @@ from typing import Any
 from solar.buffer.buffer_memory import placed
 from solar.errors import ReadError, SolarError
 from solar.io.system import lifecycle
-from solar.io.system.waiting import GLANCE, WaitTimeout
+from solar.io.system.waiting import GLANCE, WaitTimeout, submitted
 from solar.loader.batch_sources import FORKED
 from solar.loader.stats import Stats
 from solar.samplers.epoch_position import EpochPosition
@@ -57,7 +57,7 @@ class BatchFuture:
         get, steps, self._steps = self._get, self._steps, []
         assert get is not None, "it was forgotten"
         number, process = len(self._futures), os.getpid()
-        self._futures.append(pool.submit(_ahead, self, get, [*steps, act], stopped))
+        self._futures.append(submitted(pool, _ahead, self, get, [*steps, act], stopped))
 
         def result(future: BatchFuture, seconds: float | None) -> Any:
             if process != os.getpid():
