@@ -25,7 +25,7 @@ from far_kit import served
 from kit import settle
 from serve_kit import PATIENT, check, serving, together
 
-from solar import DataLoader, H5Dataset, LayoutError, PlanError, PlanSampler
+from solar import DataLoader, H5Dataset, LayoutError, PlanSampler
 from solar.integrations import worldmodel
 
 Theirs = Callable[..., Any]
