@@ -31,7 +31,7 @@ from solar.samples.windows import Windows
 from solar.values import Layout
 
 EPISODES = ("ep_len", "ep_offset")
-LAST = 2**31 - 1  # a step that is longer than any demonstration: a window that is held within it has its last row
+THE_LAST_ROW = 2**31 - 1  # a step longer than any demonstration: a window that is held within it has its last row
 # What is not taken, and what does the same. A false value asks for nothing, and is allowed.
 NOT_OF_CLIPS = {
     "name": "give the path of the file as the first argument",
@@ -181,7 +181,7 @@ def robomimic(
 
     def goal(name: str) -> Field:
         name = f"/data/*/next_obs/{name}"
-        return Field(name, steps=(LAST,), shape=inspect(files, name).sample_shape)
+        return Field(name, steps=(THE_LAST_ROW,), shape=inspect(files, name).sample_shape)
 
     fields: dict[str, Any] = {name: window(name) for name in dataset_keys}
     fields["obs"] = {name: window(f"obs/{name}") for name in obs_keys}
