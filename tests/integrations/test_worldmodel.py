@@ -346,10 +346,15 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
     wrong = write_demonstrations(tmp_path / "wrong.hdf5")
     with h5py.File(wrong, "a") as file:
         file["data/demo_1"].attrs["num_samples"] = 8
+        file["data"].attrs["total"] = 39
         file["mask/some"] = np.array([b"demo_0", b"demo_7"])
         file["mask/none"] = np.array([], "S6")
     with pytest.raises(LayoutError, match="demo_1 has 9 rows, and its num_samples is 8"):
         worldmodel.robomimic(wrong, OBS)
+    with h5py.File(wrong, "a") as file:
+        file["data/demo_1"].attrs["num_samples"] = 9
+        del file["data"].attrs["total"]  # which need not be there
+    assert len(worldmodel.robomimic(wrong, OBS)) == 40
     with pytest.raises(LayoutError, match="mask/some names demo_7"):
         worldmodel.robomimic(wrong, OBS, filter_by_attribute="some")
     with pytest.raises(LayoutError, match="mask/none names no demonstration"):
