@@ -19,9 +19,9 @@ BUDGET := 474
 EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 # DLIO and PhysicsNeMo without what they ask for (TensorFlow, DALI, CUDA, Warp), which the tests do not use; The Well
-# without its own version of fsspec; scanpy for a file that it ships.
+# without its own version of fsspec; scanpy for a file that it ships; two libraries of robots without their simulators.
 ALONE := dlio_benchmark pydftracer nvidia-physicsnemo tensordict the_well scdataset scanpy \
-	hydra-core omegaconf antlr4-python3-runtime cloudpickle einops jaxtyping pyvers termcolor
+	hydra-core omegaconf antlr4-python3-runtime cloudpickle einops jaxtyping pyvers termcolor stable-worldmodel robomimic
 FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)

@@ -21,6 +21,7 @@ SMALLEST = {
     "bench.adopt": "--quick --scenes tiny --seconds 0.1 --rounds 1 --workers 0 --folder {new} --out {new}/out",
     "bench.bound": "--seconds 0.2 --seed 1",
     "bench.buffer": "--quick --scenes chunk16_gzip --peers solar --folder {new} --out {new}/out",
+    "bench.clips": "--frames 600 --seconds 0.1 --rounds 1 --delays 0 --who 'solar, buffer=0' solar --folder {new}",
     "bench.cluster": "--quick --ranks 2 --surrogates ptychonn --shares 0.5 --readers pinned solar --folder {new}"
     " --out {new}/out",
     "bench.codec": "--quick --out {new}/out turb64",

@@ -67,6 +67,7 @@ FIELDS = {
     "normalised": Field("counts", mean=2, std=0.3),
     "deep": ("y", {"half": Field("counts", dtype="float16", axes=(2, 0, 1)), "cut": Field("x", select=slice(1, 9, 3))}),
     "turned": Field("x", axes=(1, 0)),
+    "flat": Field("counts", shape=(40, 6), mean=2),
     "text": "text",
 }
 

@@ -178,7 +178,7 @@ def files(tmp_path: Path) -> Path:
     volume = {"image": rng.random((40, 48, 56)).astype("f4"), "label": rng.integers(0, 3, (40, 48, 56))}
     case = rng.random((20, 24, 28)).astype("f4")
     flow = rng.random((2, 9, 4, 4)).astype("f4")
-    demo = {"obs/eye": counts[:8], "actions": phase[:8]}
+    demo = {"obs/eye": counts[:8], "next_obs/eye": counts[1:9], "actions": phase[:8], "dones": np.arange(8) == 7}
     atoms = {"positions": phase[:9, 0, :3], "numbers": np.arange(9), "n_atoms": [2, 3, 0, 4], "energy": phase[:4, 0, 0]}
     row = np.dtype([("energy", "f8"), ("particle", [("charge", "i1")])])
     for name, datasets in {
@@ -197,7 +197,12 @@ def files(tmp_path: Path) -> Path:
         "era5/2019": {"t2m": phase[:20]},
         "era5/2020": {"t2m": phase[20:50]},
         "flow": {"t0_fields/vorticity": flow, "t0_fields/dye": flow * 2},
-        "pusht": {"pixels": counts[:60], "action": phase[:60, 0, :2], "ep_len": [20, 10, 30]},
+        "pusht": {
+            "pixels": counts[:60],
+            "action": phase[:60, 0, :2],
+            "ep_len": [20, 10, 30],
+            "ep_offset": [0, 20, 30],
+        },
         "demos": {f"data/demo_{number}/{part}": values for number in range(2) for part, values in demo.items()},
         "cases/001": {"image": case, "label": case > 0.5},
         "cases/002": {"image": case[:17], "label": case[:17] > 0.5},
@@ -225,6 +230,10 @@ def files(tmp_path: Path) -> Path:
         with h5py.File(tmp_path / f"masked/{n}.h5", "r+") as file:
             file.create_group("detector").attrs["gain"] = n * 0.5
         settle(tmp_path / f"masked/{n}.h5")
+    with h5py.File(tmp_path / "demos.h5", "r+") as file:
+        for one in file["data"].values():
+            one.attrs["num_samples"] = 8
+    settle(tmp_path / "demos.h5")
     with h5py.File(tmp_path / "cells.h5", "r+") as file:
         file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [3, 3]})
     suffixes = {"cells": "h5ad", "era5/2019": "nc", "era5/2020": "nc", "flow": "hdf5", "demos": "hdf5"}

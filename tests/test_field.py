@@ -35,7 +35,8 @@ def by_numpy(field: Field, batch: Array) -> Array:
     samples = []
     with np.errstate(all="ignore"):
         for x in batch:
-            x = np.asarray(x)[field.select or ()]  # a row of text is a str, which has no axes
+            x = np.asarray(x)  # a row of text is a str, which has no axes
+            x = (x if field.shape is None else x.reshape(field.shape))[field.select or ()]
             x = (x if field.axes is None else x.transpose(field.axes)).astype(dtype)
             x = x if field.mean is None else x - field.mean.astype(dtype)
             x = x if field.std is None else x / field.std.astype(dtype)
@@ -84,14 +85,17 @@ def conversions(draw: st.DrawFn, dtypes: list[Any], normalise: bool) -> tuple[Fi
         batch = np.random.default_rng(seed).integers(0, 2, (samples, *shape)).astype(dtype)
     else:
         batch = np.frombuffer(np.random.default_rng(seed).bytes(nbytes), dtype).reshape(samples, *shape)
+    given = draw(st.none() | st.sampled_from([(-1,), (1, -1), (shape[0], -1, 1) if shape else ()]))
+    given = None if given is None else batch.reshape(samples, *given).shape[1:] if samples else shape
+    shape = shape if given is None else given
     select = draw(st.none() | cuts(shape))
     axes = draw(st.none() | st.permutations(range(len(shape))).map(tuple))
     to, mean, std = None, None, None
     if normalise:
-        come, _ = Field("x", select=select, axes=axes).shape_of(shape, dtype)
+        come, _ = Field("x", shape=given, select=select, axes=axes).shape_of(batch.shape[1:], dtype)
         to = draw(st.sampled_from([None, "f4", "f8"]))
         mean, std = draw(st.none() | terms(come, -1e4)), draw(st.none() | terms(come, 0.125))
-    return Field("x", select=select, axes=axes, dtype=to, mean=mean, std=std), batch
+    return Field("x", shape=given, select=select, axes=axes, dtype=to, mean=mean, std=std), batch
 
 
 @given(conversions([name for name in NUMBERS if name != "f2"], normalise=True))
@@ -124,6 +128,15 @@ def test_large_samples_of_every_type_are_normalised_to_the_bit(dtype: str, to: s
     for mean in (0.25, rng.random((3, 1, 1)), rng.random((3, *IMAGE))):
         check(Field("x", axes=(2, 0, 1), dtype=to, mean=mean, std=mean + 1), images)
         check(Field("x", axes=(1, 2, 0), dtype=to, mean=mean, std=3), images.transpose(0, 2, 3, 1).copy())
+
+
+def test_samples_are_given_another_shape_and_nothing_is_copied() -> None:
+    rows = counted((5, 4, 6))
+    made = Field("x", shape=(2, 12)).convert(rows)
+    assert np.array_equal(made, rows.reshape(5, 2, 12)) and np.may_share_memory(made, rows)
+    images = check(Field("x", shape=[3, 4, 2], axes=(1, 2, 0), mean=2), rows)
+    assert images.shape == (5, 4, 2, 3)
+    assert Field("x", shape=()).convert(rows[:, :1, :1]).tolist() == rows[:, 0, 0].tolist()
 
 
 def test_every_half_is_widened_as_numpy_widens_it() -> None:
@@ -257,6 +270,9 @@ def test_the_axes_of_an_array_type_are_axes_of_the_sample() -> None:
             TypeError,
             "select adds none; all of an axis is slice",
         ),
+        ({"shape": 3}, TypeError, r"a tuple of lengths, such as \(3, 32, 32\), not 3"),
+        ({"shape": (2, 0.5)}, TypeError, "are not integers"),
+        ({"shape": (2, -1)}, ValueError, "say how long each axis is"),
         ({"axes": 1}, TypeError, "tuple of integers"),
         ({"axes": (0, "a")}, TypeError, "not integers"),
         ({"axes": (0, 0, 1)}, ValueError, r"axes=\(0, 0, 1\): each of the 3 axes"),
@@ -286,6 +302,7 @@ def test_a_field_is_made_of_a_name() -> None:
     [
         ({"axes": (2, 0, 1)}, (256, 256), "u2", "axes=(2, 0, 1) are three axes; a sample of /x is (256, 256)"),
         ({"axes": (0,)}, (), "u2", "axes=(0,) is one axis; a sample of /x is ()"),
+        ({"shape": (3, 2)}, (7,), "u2", "shape=(3, 2) has 6 values; a sample of /x is (7,), which has 7"),
         ({"select": (slice(2), slice(3))}, (4,), "u2", "select=(slice(None, 2), slice(None, 3)): two slices; "
          "a sample of /x is (4,)"),
         ({"mean": [1, 2, 3]}, (3, 9, 8), "u1", "against samples of /x, which come as (3, 9, 8); for one number along "

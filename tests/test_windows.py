@@ -277,6 +277,14 @@ def test_what_does_not_fit_windows_is_said(tmp_path: Path) -> None:
             Field("u", steps=steps)  # type: ignore[arg-type]
 
 
+def test_no_memory_is_taken_for_parts_that_no_rows_can_be_in(tmp_path: Path) -> None:
+    written(path := tmp_path / "a.h5", 20, {})
+    with h5py.File(path, "a") as file:
+        file.create_dataset("lengths", (2**50,), "i4", chunks=(1024,))
+    with pytest.raises(LayoutError, match=r"/lengths has 1,125,899,906,842,624 values, and /u has 20 rows"):
+        H5Dataset(str(path), Field("u", steps=range(3)), samples=Windows(lengths="/lengths"))
+
+
 def test_rows_at_places_alone_are_every_so_many(tmp_path: Path) -> None:
     values = written(tmp_path / "a.h5", 20, {}, ends=[3, 3, 20])
     data = H5Dataset(str(tmp_path / "a.h5"), "u", samples=Windows(4, ends="ends"))

@@ -70,6 +70,8 @@ class DeviceFinish:
         if self._field is None or self._dtype is None:
             return tensor
         stored, tensor = tensor.dtype, as_signed(tensor)
+        if self._field.shape is not None:
+            tensor = tensor.reshape(len(tensor), *self._field.shape)
         for axis, cut in enumerate(self._field.select or (), 1):
             tensor = slice_tensor(tensor, axis, cut)
         if self._field.axes is not None:

@@ -30,6 +30,7 @@ from solar.samples.field_checks import (
     permutation_of,
     plural,
     reshaped,
+    shape_given,
     slices_of,
     steps_of,
     text_of,
@@ -165,7 +166,7 @@ def by_numpy(
 
 OPTIONS = (
     *("steps", "axis", "file", "by", "column", "constant", "attribute", "rows", "at", "seed"),
-    *("select", "axes", "dtype", "mean", "std", "cf", "missing"),
+    *("shape", "select", "axes", "dtype", "mean", "std", "cf", "missing"),
 )
 
 
@@ -175,11 +176,12 @@ class Field:
 
     Of each sample x the batch has, in numpy's words and to the bit,
 
-        ((x[select].transpose(axes)).astype(dtype) - mean) / std
+        ((x.reshape(shape)[select].transpose(axes)).astype(dtype) - mean) / std
 
-    with mean and std cast to dtype first. Steps whose argument is not given are left out. `select` is a slice of the
-    sample's first axis, or a tuple with a slice for each axis (slice(None): all of it). `mean` and `std` must broadcast
-    against a sample once it is sliced and transposed: for images with three channels first, arrays of shape (3, 1, 1).
+    with mean and std cast to dtype first. Steps whose argument is not given are left out. `shape` has as many values as
+    a sample: shape=(3, 32, 32) of rows of 3,072. `select` is a slice of the sample's first axis, or a tuple with a
+    slice for each axis (slice(None): all of it). `mean` and `std` must broadcast against a sample once it is sliced and
+    transposed: for images with three channels first, arrays of shape (3, 1, 1).
     With one of them, integers become float32 unless dtype says otherwise. There are no warnings: overflow gives inf.
 
     With `cf=True` x is unpacked first, by netCDF's conventions and the dataset's attributes: values equal to _FillValue
@@ -188,8 +190,8 @@ class Field:
     reason. Times are not decoded, and valid_range is ignored.
 
     With `steps` a sample is a window: the rows so many steps from a place, joined in that order: steps=range(-3, 1) of
-    place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `select`, `axes`, `mean` and `std` then have
-    that axis, too. The places are all that have room (solar.Windows says more).
+    place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `shape`, `select`, `axes`, `mean` and `std`
+    then have that axis, too. The places are all that have room (solar.Windows says more).
 
     With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`. They may lie
     along several: of axis=(0, 1), samples are `data[i, j]`, j running first. `steps` beside it are counted along the
@@ -233,6 +235,7 @@ class Field:
     at: str | None  # "random" with rows
     seed: int  # of these draws
     by: str | None  # the keys that join its rows to those of the others; None: their numbers do
+    shape: Shape | None
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
     dtype: np.dtype[Any] | None  # in the machine's byte order
@@ -255,6 +258,7 @@ class Field:
         rows: int | None = None,
         at: str | None = None,
         seed: int = 0,
+        shape: Sequence[int] | None = None,
         select: slice | Sequence[slice] | None = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -277,6 +281,7 @@ class Field:
             "rows": None if rows is None else operator.index(rows),
             "at": at,
             "seed": operator.index(seed),
+            "shape": None if shape is None else shape_given(shape),
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else native_order(dtype_of(dtype)),
@@ -343,6 +348,8 @@ class Field:
         if self.column is not None:
             batch = values_of_column(batch, self.column, self.name)
         converted = self._converted(batch.shape[1:], batch.dtype)
+        if self.shape is not None:
+            batch = batch.reshape(len(batch), *self.shape)
         if self.cf:
             batch = batch.view(self._packings.kinds[0].seen)
         if out is not None:
@@ -424,6 +431,13 @@ class Field:
         return Converted(result, target, mean, std, unpacks, cast, native)
 
     def _shape(self, shape: Shape) -> Shape:
+        if self.shape is not None:
+            if math.prod(self.shape) != math.prod(shape):
+                raise ValueError(
+                    f"shape={self.shape} has {math.prod(self.shape):,} values; a sample of {self.name} is {shape}, "
+                    f"which has {math.prod(shape):,}"
+                )
+            shape = self.shape
         select = self.select or ()
         if len(select) > len(shape):
             counted = plural(len(select), "slice")
@@ -492,7 +506,8 @@ class Field:
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
         lies = self.name, self.steps, self.axis, self.file, self.by, self.rows, self.at, self.seed
-        return *lies, self.column, self.constant, self.attribute, cuts, self.axes, dtype, forms, self.cf, self.missing
+        made = self.shape, cuts, self.axes, dtype, forms, self.cf, self.missing
+        return *lies, self.column, self.constant, self.attribute, *made
 
     @property
     def _options(self) -> dict[str, Any]:

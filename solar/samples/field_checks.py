@@ -20,6 +20,19 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 Shape = tuple[int, ...]
 
 
+def shape_given(shape: Sequence[int]) -> Shape:
+    """Returns the shape that samples are given."""
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"shape is a tuple of lengths, such as (3, 32, 32), not {shape!r}")
+    try:
+        given = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        raise TypeError(f"shape={shape!r} are not integers") from None
+    if min(given, default=0) < 0:
+        raise ValueError(f"shape={given}: no length is negative; say how long each axis is")
+    return given
+
+
 def slices_of(select: slice | Sequence[slice]) -> tuple[slice, ...]:
     cuts = (select,) if isinstance(select, slice) else select
     if not isinstance(cuts, (tuple, list)):

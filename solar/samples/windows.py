@@ -19,6 +19,7 @@ from solar.samples.row_windows import RowWindows, Steps, windows
 from solar.values import Layout
 
 TOLD_BY = ("ends", "lengths", "ids")
+EMPTY_PARTS = 1 << 20  # and as many as there are rows: what a damaged file says of more is not believed
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ def stretches_of_parts(
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
     telling = inspect(path, getattr(windows, word), cache=cache, collective_open=collective_open)
+    if telling.samples > 2 * layout.samples + EMPTY_PARTS:
+        raise LayoutError(
+            f"{telling.paths[0]}: {telling.title} has {telling.samples:,} values, and {layout.title} has "
+            f"{layout.samples:,} rows: nearly all parts would be empty, and no memory is taken for so many"
+        )
     values = values_of(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
