@@ -48,6 +48,7 @@ SMALLEST = {
     "bench.pictures": "{new}",
     "bench.planning": "--samples 10000 --buffers 0 --folder {new}",
     "bench.ranks": "--quick --samples 2048 --scenes alone --folder {new} --out {new}/out",
+    "bench.ray_data": "--samples 64 --rounds 1 --folder {new}",
     "bench.reading": "--reads 5 --rounds 1 --files 10 --folder {new}",
     "bench.recipes": "--quick --scenes lightning_trainer --folder {new} --out {new}/out",
     "bench.report": "bench/results/timeline.jsonl bench/results/rates.jsonl",

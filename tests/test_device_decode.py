@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +197,7 @@ def test_rows_and_arrays_of_the_wrong_form_are_refused() -> None:
         decoder.decode(torch.from_numpy(rows).repeat(2, 1), lengths, heads, out.repeat(2, 1, 1, 1))
 
 
+EACH = ("entropy", "restore", "frequencies", "places")
 COMPILED = [("entropy", 80), ("entropy", 90), ("restore", 80), ("restore", 90), ("frequencies", 90), ("places", 90)]
 
 
@@ -209,6 +211,34 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     # What the interpreter runs might still be no program of a GPU. This needs none: triton brings the assembler.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    made = compiled(name, "cuda", arch, 32)
+    assert f".target sm_{arch}" in made.asm["ptx"]
+    assert ".ftz" not in made.asm["ptx"]  # denormal numbers are numbers
+    used = resources(made.asm["cubin"], tmp_path)
+    assert used["LOCAL"] == 0
+    assert used["STACK"] <= 64  # bytes a thread that found no register: 0 on sm_90 by Triton 3.7, 56 by 3.6
+    assert made.metadata.shared <= 48 << 10
+
+
+@pytest.mark.slow(but=["places-gfx942"])
+@TRITON
+@pytest.mark.parametrize(("name", "arch"), [(name, arch) for name in EACH for arch in ("gfx90a", "gfx942")])
+def test_kernels_compile_for_an_amd_gpu(name: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    from triton.backends.amd.compiler import HIPOptions
+
+    from solar.device.kernels import launch
+
+    for cut in (launch.WARP, launch.WIDE["hip"], launch.PLACEMENTS["hip"]):  # a launch refuses what is not among these
+        assert {key for key in cut if key.islower()} <= set(HIPOptions.__dataclass_fields__)
+    made = compiled(name, "hip", arch, 64)
+    assert f"amdhsa--{arch}" in made.asm["amdgcn"]
+    assert made.asm["hsaco"][:4] == b"\x7fELF"
+
+
+def compiled(name: str, kind: str, arch: int | str, lanes: int) -> Any:
+    """A kernel, compiled for a GPU with the options that it is launched with there."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -217,9 +247,9 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
 
     module, cut = {
         "entropy": (entropy, launch.WARP),
-        "restore": (tiles, launch.WIDE["cuda"]),
+        "restore": (tiles, launch.WIDE[kind]),
         "frequencies": (tables, launch.WARP),
-        "places": (tables, launch.PLACEMENTS["cuda"]),
+        "places": (tables, launch.PLACEMENTS[kind]),
     }[name]
     function = getattr(module, name)
     options = {key: value for key, value in cut.items() if key.islower()}
@@ -228,13 +258,7 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     signature = {one: "constexpr" if one in constants else pointers.get(one, "i32") for one in function.arg_names}
     given = {(i,): constants[one] for i, one in enumerate(function.arg_names) if one in constants}
     source = ASTSource(function, signature, given)
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    assert f".target sm_{arch}" in made.asm["ptx"]
-    assert ".ftz" not in made.asm["ptx"]  # denormal numbers are numbers
-    used = resources(made.asm["cubin"], tmp_path)
-    assert used["LOCAL"] == 0
-    assert used["STACK"] <= 64  # bytes a thread that found no register: 0 on sm_90 by Triton 3.7, 56 by 3.6
-    assert made.metadata.shared <= 48 << 10
+    return triton.compile(source, target=GPUTarget(kind, arch, lanes), options=options)
 
 
 def resources(cubin: bytes, folder: Path) -> dict[str, int]:

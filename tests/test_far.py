@@ -249,6 +249,8 @@ def test_patterns_and_folders_of_a_store(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}/run*.h5", f"file://{tmp_path}/"):
         assert location.listed(url, (".h5",)) == [f"file://{tmp_path}/run10.h5", f"file://{tmp_path}/run9.h5"]
     assert len(H5Dataset(f"file://{tmp_path}/run*.h5", {"x": "x"})) == 20
+    values = written(tmp_path / "50%25 #1.h5", samples=10, seed=1)
+    assert np.array_equal(H5Dataset(f"file://{tmp_path}/50*.h5", {"x": "x"})[3]["x"], values[3])
     with pytest.raises(LayoutError, match="no object matches"):
         H5Dataset(f"file://{tmp_path}/walk*.h5", {"x": "x"})
 

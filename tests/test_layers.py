@@ -85,7 +85,7 @@ APART = {
 }
 
 # outside package: the layers that may import it
-FRAMEWORKS = ("accelerate", "dlio_benchmark", "grain", "ignite", "lightning", "physicsnemo", "torchdata")
+FRAMEWORKS = ("accelerate", "dlio_benchmark", "grain", "ignite", "lightning", "physicsnemo", "ray", "torchdata")
 FRAMEWORKS += ("transformers",)
 OF_TORCH = {"baseline", "buffer", "device", "distributed", "integrations", "loader", "samplers", "samples", "training"}
 GUARDED = {"torch": OF_TORCH, "triton": {"device"}, "h5py": {"baseline", "io"}}

@@ -20,7 +20,7 @@ from itertools import islice
 
 from solar.errors import LayoutError, ReadError
 from solar.io.remote.fetch import ready
-from solar.io.remote.location import listed, place_of
+from solar.io.remote.location import at_commit, listed, place_of
 from solar.io.system.identity import is_zarr_folder
 from solar.values import UNVERSIONED, is_url
 
@@ -173,9 +173,9 @@ def _files_of_url(url: str) -> list[str]:
             f"{url}: Zarr stores are read from folders and zip files, not by URL: copy it to a local disk"
         )
     several = url.endswith("/") or (glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http"))
-    if not several:
-        place_of(url)
+    place_of(url)
     ready([url])
+    url = at_commit(url)
     return listed(url, SUFFIXES) if several else [url]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from solar import _native
 from solar.errors import ReadError
-from solar.io.remote.location import place_of, printable_url, store_of
+from solar.io.remote.location import HUB, place_of, printable_url, source_of, store_of
 from solar.io.system import lifecycle
 from solar.io.system.waiting import start_thread
 from solar.values import UNVERSIONED, is_unversioned, is_url
@@ -124,9 +124,13 @@ class _Fetchers:
 
 def identity(url: str) -> Identity:
     """Returns what tells the object from another that replaces it."""
+    root, path = place_of(url)
+    if root.startswith(HUB):
+        from solar.io.remote import hub  # imports http and ssl, which few need
+
+        return hub.identity(root, path)
     import obstore
 
-    root, path = place_of(url)
     return object_identity(obstore.head(store_of(root), path), url)
 
 
@@ -134,14 +138,18 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
     """Returns the bytes. Raises an error if the object was replaced, or if other bytes come than were requested."""
     import obstore
 
-    root, path = place_of(url)
-    begin, answer = time.monotonic(), None
+    begin, answer, refused = time.monotonic(), None, None
     for tried in range(TRIES):
+        source = source_of(url, again=tried > 0, refused=refused)
         try:
-            answer = obstore.get(store_of(root, again=tried > 0), path, options={"range": (offset, offset + nbytes)})
+            answer = obstore.get(source.store, source.path, options={"range": (offset, offset + nbytes)})
             check_unchanged_answer(answer, url, offset, nbytes, was)
             # No more is taken than was asked for, whatever the server goes on to send.
             return np.frombuffer(next(iter(answer.stream(min_chunk_size=nbytes)), b""), np.uint8)
+        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+            if source.signed is None or refused is not None or tried == TRIES - 1:
+                raise
+            refused = source.signed  # it was valid for a while
         except obstore.exceptions.GenericError:
             # The library repeats a request that is not answered, but not one that is cut amid the answer.
             last = tried == TRIES - 1 or time.monotonic() - begin + PAUSE * 2**tried > REPEATED_FOR
@@ -154,7 +162,8 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
 def check_unchanged_answer(answer: Any, url: str, offset: int, nbytes: int, was: Identity) -> None:
     if tuple(answer.range) != (offset, offset + nbytes):
         raise OSError(errno.EREMOTEIO, f"the server answered with bytes {answer.range[0]} to {answer.range[1]}")
-    now = object_identity(answer.meta, url)
+    # A commit of the hub never changes, and who sends its bytes has other marks for them than the hub.
+    now = (int(answer.meta["size"]), *was[1:]) if url.startswith(HUB) else object_identity(answer.meta, url)
     if now != tuple(was):
         raise OSError(errno.ESTALE, f"changed since it was inspected ({_differs(was, now)}); make the H5Dataset again")
 

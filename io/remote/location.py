@@ -11,23 +11,29 @@ import fnmatch
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from solar.errors import LayoutError, ReadError
 from solar.values import UNVERSIONED, is_unversioned, is_url
 
-SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "file")
+SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "hf", "file")
 TIMEOUT, CONNECT_TIMEOUT = "30s", "10s"  # of one request
 RETRIES = {
     "max_retries": 6,
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
+HUB = "hf://"
+# A revision is a branch, a tag or a commit; only those of the hub itself, as refs/pr/1, have slashes.
+DATASET = re.compile(
+    r"hf://datasets/([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)(?:@(refs/(?:convert|pr)/[^/@]+|[^/@]+))?/(.*)", re.DOTALL
+)
 STORES = 16  # each keeps its connections open
+HUB_STORES = 128  # of files of the Hugging Face Hub, each of which has a store of its own
 LONGEST_QUOTED = 300  # characters of what the library says
 SECRET_LENGTH = 8  # characters from which on a value is no word of a message
 
@@ -67,7 +73,39 @@ def place_of(url: str) -> FarPlace:
             errno.EINVAL, "it has a query or a fragment (what follows the ? or the #), as signed URLs have: they are "
             "not read; name the object by s3://, gs:// or az://; in a name write %3F and %23", public(url)
         )  # fmt: skip
-    return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
+    if parts.scheme != "hf":
+        return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
+    if (found := split_hub(url)) is None:
+        what = "it names no file of a dataset of the hub: write hf://datasets/OWNER/NAME/PATH, or NAME@REVISION in it"
+        raise ReadError(errno.EINVAL, what, public(url))
+    return FarPlace(found[0], unquote(found[1]))
+
+
+def split_hub(url: str) -> tuple[str, str] | None:
+    """Returns the dataset and revision of a URL, and the path in it as it is written; None if it has none.
+
+    >>> split_hub("hf://datasets/me/scans@v1/runs/1.h5"), split_hub("hf://datasets/me/scans/1.h5")
+    (('hf://datasets/me/scans@v1', 'runs/1.h5'), ('hf://datasets/me/scans@main', '1.h5'))
+    """
+    found = DATASET.fullmatch(url)
+    if found is None:
+        return None
+    name, revision, path = found[1], found[2] or "main", found[3]
+    parts = [*name.split("/"), *unquote(revision).split("/"), *unquote(path).split("/")]
+    return None if {".", ".."} & set(parts) else (f"hf://datasets/{name}@{revision}", path)
+
+
+def at_commit(url: str) -> str:
+    """Returns the URL of a file of the Hugging Face Hub with its commit, so that it means the same bytes for ever.
+
+    Any other URL is returned as it is.
+    """
+    found = split_hub(url)
+    if found is None:
+        return url
+    from solar.io.remote import hub  # imports http and ssl, which few need
+
+    return f"{hub.at_commit(found[0])}/{found[1]}"
 
 
 def sibling(url: str, name: str) -> str | None:
@@ -98,10 +136,39 @@ def store_of(root: str, again: bool = False) -> Any:
     return make(root, client_options=options, retry_config={**RETRIES, "max_retries": 0} if again else RETRIES)
 
 
+class FarSource(NamedTuple):
+    """Who has the bytes of an object: a store of the library, the path there, and the URL if that is not the user's."""
+
+    store: Any
+    path: str
+    signed: str | None = None
+
+
+def source_of(url: str, again: bool = False, refused: str | None = None) -> FarSource:
+    """Returns who has the bytes. `refused` is a `signed` URL that is no longer valid."""
+    root, path = place_of(url)
+    if not root.startswith(HUB):
+        return FarSource(store_of(root, again), path)
+    from solar.io.remote import hub  # imports http and ssl, which few need
+
+    signed = hub.file_of(root, path, refused).url
+    return FarSource(_store_at(signed, again, hub.authorization(signed)), "", signed)
+
+
+@lru_cache(maxsize=HUB_STORES)
+def _store_at(url: str, again: bool, authorization: str | None) -> Any:
+    """Returns a store of the one object at this URL."""
+    import obstore.store
+
+    options: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    options |= {"allow_http": True} if url.startswith("http:") else {}
+    options |= {"default_headers": {"Authorization": authorization}} if authorization else {}
+    make: Any = obstore.store.HTTPStore
+    return make(url, client_options=options, retry_config={**RETRIES, "max_retries": 0} if again else RETRIES)
+
+
 def listed(url: str, suffixes: Iterable[str]) -> list[str]:
     """Returns the URLs that a pattern or a folder (ending in a slash) means, sorted by their bytes."""
-    import obstore
-
     root, path = place_of(url)
     if root.startswith("http"):
         raise LayoutError(f"{public(url)}: a web server does not tell what lies there: give a list of URLs")
@@ -109,15 +176,24 @@ def listed(url: str, suffixes: Iterable[str]) -> list[str]:
     fixed = path if whole else re.split(r"[*?\[]", path)[0].rpartition("/")[0]
     ends = tuple(suffixes)
     found = []
-    for page in obstore.list(store_of(root), fixed or None):
-        for one in page:
-            name = one["path"]
-            inside = name[len(path) :] if whole else ""
-            if (name.lower().endswith(ends) and "/" not in inside) if whole else fnmatch.fnmatchcase(name, path):
-                found.append(f"{root}/{name}")
+    for name in _names(root, fixed.rstrip("/"), below=not whole):
+        inside = name[len(path) :] if whole else ""
+        if (name.lower().endswith(ends) and "/" not in inside) if whole else fnmatch.fnmatchcase(name, path):
+            found.append(f"{root}/{re.sub('[%?#]', lambda one: quote(one[0]), name)}")
     if not found:
         raise LayoutError(f"{url}: " + (f"no object ends in {' '.join(ends)}" if whole else "no object matches"))
     return sorted(found, key=lambda one: one.encode("utf-8", "surrogateescape"))
+
+
+def _names(root: str, folder: str, *, below: bool) -> Iterator[str]:
+    """Yields the paths of a store's objects in a folder, and at least with `below` of those in its folders."""
+    if root.startswith(HUB):
+        from solar.io.remote import hub  # imports http and ssl, which few need
+
+        return hub.names(root, folder, below=below)
+    import obstore
+
+    return (one["path"] for page in obstore.list(store_of(root), folder or None) for one in page)
 
 
 def public(url: str) -> str:
@@ -129,7 +205,9 @@ def public(url: str) -> str:
     scheme, _, rest = url.partition("://")
     place = re.split(r"[?#]", rest, maxsplit=1)[0]
     mark = f"{rest[len(place)]}..." if len(place) < len(rest) else ""
-    return printable_url(f"{scheme}://{place.rpartition('@')[2]}") + mark
+    if not (scheme == "hf" and place.startswith("datasets/")):  # whose revision is after an @
+        place = place.rpartition("@")[2]
+    return printable_url(f"{scheme}://{place}") + mark
 
 
 def printable_url(text: str) -> str:
@@ -142,7 +220,7 @@ def printable_url(text: str) -> str:
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     text = re.sub(r"(?s)(status code: \d+[^:\n]*):.*", r"\1" + (f" ({code[1]})" if code else ""), text)
     for name, value in os.environ.items():
-        if len(value) >= SECRET_LENGTH and re.match("(AWS|GOOGLE|AZURE)_.*(KEY|TOKEN|SECRET|PASSWORD)", name):
+        if len(value) >= SECRET_LENGTH and re.match("(AWS|GOOGLE|AZURE|HF)_.*(KEY|TOKEN|SECRET|PASSWORD)", name):
             text = text.replace(value, "...")
     text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
     text = re.sub(r"\?[^\s\"')]+", "?...", text)

@@ -14,6 +14,7 @@ from pathlib import Path
 from solar import _native
 from solar.errors import PlanError, SolarError
 from solar.io.remote.fetch import Identity, ready
+from solar.io.remote.location import at_commit
 from solar.io.system.quantities import size
 from solar.values import is_unversioned
 
@@ -31,6 +32,7 @@ def local_copy(url: str, beside: Path, progress: ProgressCallback) -> Iterator[P
     If its use is interrupted, it stays there for the next time.
     """
     ready([url])
+    url = at_commit(url)
     for one in _native.read_metadata(url)["datasets"]:
         if one["storage"] in NOT_ALONG:
             why = f"{url}: the values of {one['name']} lie in other files, which would not come along"

@@ -75,7 +75,7 @@ CUDA_DRIVER = "libcuda.so.1"
 
 
 class CudaStreams:
-    """Streams of a CUDA device.
+    """Streams of a CUDA device, or of an AMD GPU, which torch's build for ROCm names "cuda", too.
 
     Memory for copies is allocated while the stream of copies is current, so torch's allocator reuses it for that stream
     alone, in its order. The consumer's kernels run in another stream: `follow` makes that one wait for the copy, and
@@ -96,12 +96,20 @@ class CudaStreams:
 
     def native(self) -> _native.Device | None:
         if not self._native:
-            try:
-                self._native.append(_native.Device(CUDA_DRIVER, self._device.index or 0))
-            except SolarError as error:
-                log.info("batches are brought to the device by torch, which is slower: %s", error)
-                self._native.append(None)
+            self._native.append(self._open_native())
         return self._native[0]
+
+    def _open_native(self) -> _native.Device | None:
+        slower = "batches are brought to the device by torch, which is slower: %s"
+        if torch.version.hip is not None:  # an AMD GPU has no such driver, though another GPU's may be installed
+            why = f"native code copies by CUDA's driver, and this torch is built for ROCm {torch.version.hip}"
+            log.info(slower, why)
+            return None
+        try:
+            return _native.Device(CUDA_DRIVER, self._device.index or 0)
+        except SolarError as error:
+            log.info(slower, error)
+            return None
 
     def current(self) -> int:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
@@ -167,9 +175,9 @@ def device_of(given: str | int | torch.device) -> torch.device:
     found = torch.cuda.device_count()
     number = device.index if device.index is not None else torch.cuda.current_device() if found else 0
     if number >= found:
+        of = "CUDA devices" if torch.version.hip is None else f"GPUs for ROCm {torch.version.hip}"
         raise ValueError(
-            f"device={str(given)!r}: torch finds {found} CUDA devices here. Give device='cpu', or see "
-            "torch.cuda.is_available()"
+            f"device={str(given)!r}: torch finds {found} {of} here. Give device='cpu', or see torch.cuda.is_available()"
         )
     return torch.device("cuda", number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import os
 from typing import Any
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.device.kernels.heads import Heads, Inspector
 from solar.errors import PlanError
+
+log = logging.getLogger("solar")
 
 _HALVES = (torch.float16, torch.bfloat16)
 _DECODED_TYPES = (
@@ -100,13 +103,24 @@ def _by_kernels(device: torch.device) -> bool:
 
 def _launch(device: torch.device, dtype: torch.dtype, out: torch.dtype, tables: bytes) -> Any:
     if importlib.util.find_spec("triton") is None:
-        raise PlanError(
-            f"decoding on {device} needs triton, which is not installed: pip install 'solar[gpu]' (torch's own wheels "
-            "for CUDA on Linux bring it), or decode before the copy"
-        )
+        raise PlanError(f"decoding on {device} needs triton, which is not installed: {_get_triton()}")
+    if torch.version.hip is not None:
+        log.warning(
+            "the kernels that decode on %s compile for AMD's GPUs, but were never run on one: compare some batches "
+            "with those of decode=None first (docs/gpu.md)", device,
+        )  # fmt: skip
     from solar.device.kernels.launch import Launch  # imports triton, which nothing else needs and takes a second
 
     return Launch(device, dtype, out, tables)
+
+
+def _get_triton() -> str:
+    """Says how to get what decodes on this device."""
+    if torch.version.hip is None:
+        how = "pip install 'solar[gpu]' (torch's own wheels for CUDA on Linux bring it)"
+    else:
+        how = "install torch for ROCm by its own wheels, which bring it"
+    return f"{how}, or decode before the copy"
 
 
 def _bfloat16_of(bits: NDArray[np.uint32]) -> NDArray[np.uint16]:

@@ -29,6 +29,14 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "cuda": {"AT_ONCE": 64, "num_warps": 8, "enable_fp_fusion": False},
     "cpu": {"AT_ONCE": 1024},
 }
+# Triton's compiler for AMD's GPUs refuses a number of registers.
+WIDE["hip"] = {name: value for name, value in WIDE["cuda"].items() if name != "maxnreg"}
+PLACEMENTS["hip"] = PLACEMENTS["cuda"]
+
+
+def kind_of(device: torch.device) -> str:
+    """Returns whose compiler makes the kernels for a device: torch for ROCm names AMD's GPUs "cuda", too."""
+    return "hip" if device.type == "cuda" and torch.version.hip is not None else device.type
 
 
 class Launch:
@@ -36,6 +44,7 @@ class Launch:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, out: torch.dtype, tables: bytes) -> None:
         self._device = device
+        self._kind = kind_of(device)
         self._out = BITS[out.itemsize]
         self._types = {"SIZE": dtype.itemsize, "REAL": dtype.is_floating_point, "HALF": 0}
         if out != dtype:
@@ -77,7 +86,7 @@ class Launch:
             room,
             heads.values,
             **self._types,
-            **WIDE[self._device.type],
+            **WIDE[self._kind],
         )
 
     def _tables_of(self, words: torch.Tensor, sets: Any) -> tuple[torch.Tensor, int, torch.Tensor]:
@@ -94,5 +103,5 @@ class Launch:
         made[: 2 * TABLE_PLACES] = self._places
         found = torch.zeros(chunks * 17 * 256, dtype=torch.int32, device=self._device)
         frequencies[(chunks,)](words, stride, of_chunks, 1, 2, found, **WARP)
-        places[(chunks, 17)](found, of_chunks, 1, 2, made, **PLACEMENTS[self._device.type])
+        places[(chunks, 17)](found, of_chunks, 1, 2, made, **PLACEMENTS[self._kind])
         return of_chunks, 1, made
