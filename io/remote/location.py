@@ -11,7 +11,7 @@ import fnmatch
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ RETRIES = {
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
+LISTED_AT_ONCE = 1000  # objects, as many as a server tells at once
 STORES = 16  # each keeps its connections open
 LONGEST_QUOTED = 300  # characters of what the library says
 SECRET_LENGTH = 8  # characters from which on a value is no word of a message
@@ -118,6 +119,24 @@ def listed(url: str, suffixes: Iterable[str]) -> list[str]:
     if not found:
         raise LayoutError(f"{url}: " + (f"no object ends in {' '.join(ends)}" if whole else "no object matches"))
     return sorted(found, key=lambda one: one.encode("utf-8", "surrogateescape"))
+
+
+def objects_below(url: str) -> Iterator[tuple[str, Any]]:
+    """Yields what a folder of a store has, at any depth: each name behind that of the folder, and facts about it."""
+    import obstore
+
+    root, path = place_of(url)
+    for page in obstore.list(store_of(root), f"{path}/", chunk_size=LISTED_AT_ONCE):
+        yield from ((one["path"][len(path) + 1 :], one) for one in page)
+
+
+def folders_in(url: str) -> list[str]:
+    """Returns the names of the folders in one of a store, sorted."""
+    import obstore
+
+    root, path = place_of(url)
+    found = obstore.list_with_delimiter(store_of(root), f"{path}/" if path else None)["common_prefixes"]
+    return sorted(one.rstrip("/").rpartition("/")[2] for one in found)
 
 
 def public(url: str) -> str:
