@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def at(web: Web, name: str = "scan.zarr") -> str:
 
 def same_epochs(data: Any, values: np.ndarray[Any, Any]) -> None:
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(3)).tolist()
-    for options in ({}, {"buffer": 0}, {"buffer": "64KiB", "epochs": 2}):
+    for options in ({}, {"buffer": 0}, {"buffer": "128KiB", "epochs": 2}):
         loader = DataLoader(data, batch_size=7, sampler=order, **options)
         for _ in range(2):
             assert np.array_equal(torch.cat(list(loader)).numpy(), values[order])
@@ -158,7 +158,7 @@ def test_a_chunk_that_was_written_again_is_noticed(web: Web) -> None:
         stored = chunk.read_bytes()
         chunk.unlink()
         chunk.write_bytes(stored)
-        with pytest.raises(ReadError, match="changed since it was inspected.*make the H5Dataset again"):
+        with pytest.raises(ReadError, match=r"changed since it was inspected.*make the H5Dataset again"):
             data[0]
         assert np.array_equal(data[20], values[20])
         chunk.unlink()
@@ -204,7 +204,7 @@ def test_several_stores_and_patterns(web: Web, capsys: pytest.CaptureFixture[str
 
 def test_what_a_web_server_does_not_tell(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     store_in(web.folder, "3, a chunk in an object")
-    with pytest.raises(LayoutError, match="web server does not tell.*name its arrays"):
+    with pytest.raises(LayoutError, match=r"web server does not tell.*name its arrays"):
         solar.inspect(at(web))
     with pytest.raises(LayoutError, match="there is no such array"):
         H5Dataset(at(web), "x")
@@ -224,13 +224,17 @@ def test_metadata_that_are_wrong_are_refused(web: Web) -> None:
     store_in(web.folder, "3, a chunk in an object", consolidated=True)
     root = web.folder / "scan.zarr/zarr.json"
     node = json.loads(root.read_text())
-    wrongs = ((5, "no JSON object"), ({}, "neither an array"), ({"zarr_format": 2, "node_type": "array"}, "another version"))
+    wrongs = (
+        (5, "no JSON object"),
+        ({}, "neither an array"),
+        ({"zarr_format": 2, "node_type": "array"}, "another version"),
+    )
     for wrong, said in wrongs:
         node["consolidated_metadata"]["metadata"]["in/x"] = wrong
         root.write_text(json.dumps(node))
         with pytest.raises(LayoutError, match=said):
             H5Dataset(at(web), "in/x")
-    for text in ("", "[" * 100_000, "[1]"):
+    for text in ("?", "[" * 100_000, "[1]"):
         root.write_text(text)
         with pytest.raises(LayoutError, match=r"zarr\.json"):
             H5Dataset(at(web), "in/x")
@@ -250,10 +254,8 @@ def test_shards_and_metadata_that_are_damaged_are_errors(seed: int, web: Web) ->
         stored = bytearray(path.read_bytes())
         stored[rng.integers(len(stored))] ^= 1 << rng.integers(8)
         path.write_bytes(stored[: rng.integers(len(stored)) if rng.random() < 0.2 else None])
-    try:
+    with suppress(SolarError):
         solar.read(at(web), "in/x")
-    except SolarError:
-        pass
 
 
 def test_marks_of_listings_and_answers_are_the_same() -> None:

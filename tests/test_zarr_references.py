@@ -344,7 +344,7 @@ def test_references_without_end_are_refused(references: str) -> None:
 def test_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "refs.parq").mkdir()
     (tmp_path / "refs.parq" / ".zmetadata").write_text("{}")
-    with pytest.raises(LayoutError, match="references as Parquet.*write them as JSON"):
+    with pytest.raises(LayoutError, match=r"references as Parquet.*write them as JSON"):
         H5Dataset(tmp_path / "refs.parq", "x")
 
 
@@ -375,4 +375,3 @@ def test_whatever_references_say_is_read_or_refused(
         except SolarError:
             pass
     assert time.monotonic() - begin < 20
-

@@ -301,8 +301,10 @@ def _filter_of_2(facts: Any, dtype: np.dtype[Any], where: str) -> Filter:
     level = facts.get("level", 1) if isinstance(facts, dict) else None
     if name == "zstd" and _is_integer(level, -(2**31), 2**31):
         return Filter(ZSTD, 0, ())
-    if name in ("zlib", "gzip") and _is_integer(level, -1, 9):
-        return Filter(GZIP, 0) if name == "gzip" else Filter(DEFLATE, 0, (max(0, level),))
+    if name == "gzip" and _is_integer(level, -1, 9):
+        return Filter(GZIP, 0)
+    if name == "zlib" and _is_integer(level, -1, 9):
+        return Filter(DEFLATE, 0, (6,))  # decoding does not depend on the level
     if name in ("shuffle", "blosc", "zstd", "zlib", "gzip"):
         _refuse(where, f"its codec {name} has a wrong configuration")
     _refuse(where, f"its filter or compressor {name!r:.60} is none that solar knows; {READ_COMPRESSORS}")

@@ -207,7 +207,7 @@ def _whole(path: str) -> tuple[bytes, Facts]:
     text = text_of_file(path, MOST_REFERENCES)
     if text is None:
         raise ReadError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return text, facts_of(os.stat(path))
+    return text, facts_of(Path(path).stat())
 
 
 def _inline(value: str, where: str) -> bytes:
@@ -230,7 +230,7 @@ def _looked_at(paths: Iterable[str], of: str) -> list[Facts]:
         if is_url(path):
             return _native.far_look(path)
         try:
-            found = os.stat(path)
+            found = Path(path).stat()
         except OSError as error:
             raise ReadError(error.errno, f"{error.strerror}; {of} leads there", path) from None
         if not stat.S_ISREG(found.st_mode):

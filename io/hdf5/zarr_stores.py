@@ -6,7 +6,6 @@ with the size of its file.
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import struct
@@ -22,7 +21,7 @@ from solar.io.channels.progress import awaited
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
 
 # There may be millions of files, and making a Path takes as long as a stat of its file.
-# ruff: noqa: PTH112, PTH113, PTH116, PTH118
+# ruff: noqa: PTH112, PTH116, PTH118
 
 MOST_METADATA = 16 << 20  # bytes of the metadata of one array or group
 ZIP_LOCAL, ZIP_LOCAL_NBYTES = b"PK\x03\x04", 30

@@ -137,7 +137,7 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
         check_unchanged_answer(answer, url, offset, nbytes, was)
         return nbytes
 
-    return np.frombuffer(_answered(url, {"range": (offset, offset + nbytes)}, check), np.uint8)
+    return np.frombuffer(_answered(url, (offset, offset + nbytes), check), np.uint8)
 
 
 def fetched_whole(url: str, most: int) -> tuple[bytes, Identity]:
@@ -151,20 +151,21 @@ def fetched_whole(url: str, most: int) -> tuple[bytes, Identity]:
         found.append(now)
         return now[0]
 
-    stored = bytes(_answered(url, {}, check))
+    stored = bytes(_answered(url, None, check))
     if len(stored) != found[-1][0]:
         raise OSError(errno.EREMOTEIO, f"the server sent {len(stored):,} of its {found[-1][0]:,} bytes")
     return stored, found[-1]
 
 
-def _answered(url: str, options: dict[str, Any], check: Callable[[Any], int]) -> Any:
-    """Returns the bytes of an answer, of which `check` says how many there must be."""
+def _answered(url: str, extent: tuple[int, int] | None, check: Callable[[Any], int]) -> Any:
+    """Returns the bytes of an answer, of which `check` says how many there must be. `extent` None: the whole object."""
     import obstore
 
     root, path = place_of(url)
     begin, answer = time.monotonic(), None
     for tried in range(TRIES):
         try:
+            options: Any = None if extent is None else {"range": extent}
             answer = obstore.get(store_of(root, again=tried > 0), path, options=options)
             nbytes = check(answer)
             # No more is taken than was asked for, whatever the server goes on to send.

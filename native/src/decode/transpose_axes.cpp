@@ -8,8 +8,9 @@
 namespace solar {
 namespace {
 
-constexpr std::size_t most_transposed = 32;   // axes
-constexpr std::size_t transposed_block = 32;  // items of each of two axes whose cache lines are used while they are there
+constexpr std::size_t most_transposed = 32;  // axes
+constexpr std::size_t transposed_block =
+    32;  // items of each of two axes whose cache lines are used while they are there
 
 // An axis of the chunk that comes out: its length, and the bytes from one item to the next where it was and where it goes.
 struct TransposedAxis {
@@ -99,7 +100,8 @@ std::size_t untranspose(Bytes in, MutableBytes out, const Filter& filter) {
   // The axis that is the last one of what comes out, and that which was the last one, are walked together.
   constexpr TransposedAxis none{1, 0, 0};
   const TransposedAxis last = all.count > 0 ? axes[0] : none;
-  const auto least = std::min_element(axes.begin() + 1, axes.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(all.count, 1)),
+  const auto least = std::min_element(axes.begin() + 1,
+                                      axes.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(all.count, 1)),
                                       [](const auto& one, const auto& other) { return one.from < other.from; });
   const bool two = all.count > 1;
   const TransposedAxis was_last = two ? *least : none;
