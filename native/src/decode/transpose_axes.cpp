@@ -8,11 +8,10 @@
 namespace solar {
 namespace {
 
-constexpr std::size_t most_transposed = 32;  // axes
-constexpr std::size_t transposed_block =
-    32;  // items of each of two axes whose cache lines are used while they are there
+constexpr std::size_t most_transposed = 32;   // axes
+constexpr std::size_t transposed_block = 32;  // items of each of two axes that are moved together, for the caches
 
-// An axis of the chunk that comes out: its length, and the bytes from one item to the next where it was and where it goes.
+// An axis of what comes out: its length, and the bytes from one item to the next where it was and where it goes.
 struct TransposedAxis {
   std::size_t size, from, to;
 };
