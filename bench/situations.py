@@ -187,8 +187,8 @@ def no_gain() -> str:
         f"**The data fit into memory.** Contiguous samples in the page cache: {plain.expert.label} reaches "
         f"{rate(plain.expert.rate)} samples/s, solar {rate(plain.solar.rate)}. A copy of a gzip file, decoded into RAM "
         f"beforehand, gives {rate(copied.expert.rate)}, solar {rate(copied.solar.rate)}.",
-        f"**Samples have many megabytes, and each is read once.** Bandwidth decides: of 17 MB each {large.expert.label} "
-        f"reads {rate(large.expert.rate)} a second from a disk, solar {rate(large.solar.rate)}.",
+        f"**Samples have many megabytes, and each is read once.** Bandwidth decides: of 17 MB each "
+        f"{large.expert.label} reads {rate(large.expert.rate)} a second from a disk, solar {rate(large.solar.rate)}.",
         "**A step takes longer than reading its batch.** Then nothing waits, whichever loader you have. Emulated "
         f"CosmoFlow with its data in the page cache computes {used['torch']:.0%} of the time with PyTorch, "
         f"{used['solar']:.0%} with solar.",

@@ -70,6 +70,20 @@ def test_headers_and_payloads_of_any_size_cross_and_come_back(child: Child, nbyt
     assert said(child, "arguments") == (["one", "two"], b"")
 
 
+def test_two_threads_may_stop_it_at_the_same_time(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    said(child, "arguments")
+    killpg = os.killpg
+
+    def meanwhile(group: int, number: int) -> None:
+        monkeypatch.setattr(os, "killpg", killpg)
+        child.stop()  # as the end of the program does, while the one who talks stops it
+        killpg(group, number) if os.path.exists(f"/proc/{group}") else None
+
+    monkeypatch.setattr(os, "killpg", meanwhile)
+    child.stop()
+    assert said(child, "arguments") == (["one", "two"], b"")
+
+
 @pytest.mark.parametrize("how", [7, -signal.SIGSEGV, -signal.SIGKILL])
 def test_its_end_is_told_in_words_and_the_next_question_gets_a_new_one(child: Child, how: int) -> None:
     with pytest.raises(Lost) as lost:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ ROWS, ROW = 400_000, (256, 256)
 BATCH = 4
 QUIET = 0.15  # seconds in which nobody asks for more or is about to: all that can be asked for at once has been
 LOOK = 0.01  # seconds from one look at that to the next
-BUSY = 0.2  # of the time between two looks: who computes for so much of it is about to ask for more
 INDEXES: dict[str, Any] = {  # how the chunks' places are stored: the version of the format, and the axes without end
     "contiguous": ("latest", ()),
     "implicit": ("latest", ()),
@@ -54,15 +53,15 @@ class Rounds:
         return False
 
     def go(self) -> None:
-        """It is not quiet while this process, which asks, computes: on a busy machine it waits for its turn."""
-        used = time.process_time()
+        """It is not quiet while a thread of this process, which asks, runs or waits for a processor."""
+        own = str(threading.get_native_id())
         while not self._over:
             with self._changed:
                 self._changed.wait_for(lambda: self._held or self._over)
             time.sleep(LOOK)
-            before, used = used, time.process_time()
+            busy = computing(own)
             with self._changed:
-                if used - before > BUSY * LOOK:
+                if busy:
                     self._latest = time.monotonic()
                 elif self._held and time.monotonic() - self._latest >= QUIET:
                     self.made.append(self._held)
@@ -73,6 +72,15 @@ class Rounds:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+
+def computing(but: str) -> bool:
+    """Whether a thread of this process runs or could, or waits for a disk, but for this one."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if task.name != but and (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 @contextmanager

@@ -115,20 +115,25 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; with `group`, to the whole group."""
-        if self._process is not None and self._group:
+        if (process := self._process) is not None:
+            self._send(process, number)
+
+    def _send(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        if self._group:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)  # also where what it started has outlived it
-        elif self._process is not None:
-            self._process.send_signal(number)
+                os.killpg(process.pid, number)  # also where what it started has outlived it
+        else:
+            process.send_signal(number)
 
     def stop(self) -> None:
-        """Ends the process."""
-        if self._socket is not None:
-            self._socket.close()
-        if self._process is not None:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
-        self._socket = self._process = None
+        """Ends the process. At the end of the program another thread may do the same at the same time."""
+        end, self._socket = self._socket, None
+        process, self._process = self._process, None
+        if end is not None:
+            end.close()
+        if process is not None:
+            self._send(process, signal.SIGKILL)
+            process.wait()
 
     def forget(self) -> None:
         """Forgets the process in a forked process, which must neither talk to its parent's child nor end it."""
@@ -159,9 +164,9 @@ class Child:
         """Returns how the process ended, if that caused the error."""
         if isinstance(error, TimeoutError):
             return Silent(f"gave no sign of life for {seconds:g} s")
-        if not isinstance(error, EOFError) or self._process is None:
+        process, code = self._process, None
+        if not isinstance(error, EOFError) or process is None:
             return None
-        code = None
         with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(BURIAL_PATIENCE)
+            code = process.wait(BURIAL_PATIENCE)
         return Lost(ending(code), code)
