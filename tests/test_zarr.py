@@ -28,6 +28,7 @@ import solar
 from solar import Crops, DataLoader, Field, H5Dataset, Windows, _native
 from solar.cli import main
 from solar.errors import CodecError, LayoutError, ReadError, SolarError
+from solar.io.hdf5.zarr_stores import folders_among, names_below
 from solar.io.reading.engine import source_of
 
 zarr = pytest.importorskip("zarr", reason="zarr-python, the oracle, is not installed")
@@ -621,6 +622,19 @@ def test_whatever_metadata_says_is_read_or_refused(
     except SolarError:
         pass
     assert time.monotonic() - begin < 20
+
+
+@given(keys=st.lists(st.sampled_from(["a", "a-b", "a0", "b", "", "é"]), max_size=4).map("/".join), data=st.data())
+def test_folders_are_found_in_sorted_names(keys: str, data: st.DataObject) -> None:
+    parts = st.lists(st.sampled_from(["a", "a-b", "a0", "b", ".zgroup", "é"]), min_size=1, max_size=4)
+    names = sorted(data.draw(st.sets(parts.map("/".join), max_size=30)))
+    key = keys.strip("/")
+    above = f"{key}/" if key else ""
+    below = [name for name in names if name.startswith(above)]
+    assert names_below(names, key) == below
+    assert folders_among(names, key) == sorted(
+        {name[len(above) :].split("/")[0] for name in below if "/" in name[len(above) :]}
+    )
 
 
 def test_zip_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -85,10 +85,15 @@ class FarStore:
             return ".zmetadata", held_of_2[0]["metadata"]
         return None
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """The keys of consolidated metadata, sorted."""
+        return sorted(self._consolidated[1]) if self._consolidated else []
+
     def names(self, key: str) -> list[str]:
         """Returns the folders in that of a group."""
         if self._consolidated is not None:
-            return folders_among(self._consolidated[1], key)
+            return folders_among(self._names, key)
         url = self.place(key).rstrip("/")
         if not self._lists:
             raise LayoutError(f"{url}: {NOT_LISTED}: consolidate the store's metadata, or name its arrays")

@@ -27,7 +27,16 @@ from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, default_folder, keep, quietly
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
 from solar.io.hdf5.zarr_far import FAR_THREADS
-from solar.io.hdf5.zarr_stores import Facts, StoredCells, facts_of, folders_among, grid_of, place_of_key, text_of_file
+from solar.io.hdf5.zarr_stores import (
+    Facts,
+    StoredCells,
+    facts_of,
+    folders_among,
+    grid_of,
+    names_below,
+    place_of_key,
+    text_of_file,
+)
 from solar.io.remote.fetch import as_read_error, fetched_whole, ready
 from solar.io.remote.location import place_of, sibling
 from solar.values import is_unversioned, is_url
@@ -62,6 +71,7 @@ class ReferenceStore:
         if found.get("gen"):
             raise LayoutError(f'{path}: its references are generated ("gen"), which solar does not read: {AS_WRITTEN}')
         self._references: dict[str, Any] = references
+        self._names = sorted(references)
         self._templates: dict[str, Any] = templates
 
     def place(self, key: str) -> str:
@@ -79,15 +89,15 @@ class ReferenceStore:
 
     def names(self, key: str) -> list[str]:
         """Returns the folders in that of a group."""
-        return folders_among(self._references, key)
+        return folders_among(self._names, key)
 
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
         """Returns where the chunks of an array lie, in the files that references name."""
         above, grid = f"{key}/" if key else "", grid_of(array)
         found = [
-            self._reference(place, name, value)
-            for name, value in self._references.items()
-            if name.startswith(above) and (place := place_of_key(name[len(above) :], array, grid)) is not None
+            self._reference(place, name, self._references[name])
+            for name in names_below(self._names, key)
+            if (place := place_of_key(name[len(above) :], array, grid)) is not None
         ]
         names = [*dict.fromkeys(one.file for one in found if one.file)]
         if len(names) > MOST_FILES:

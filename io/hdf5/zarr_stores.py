@@ -10,7 +10,8 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
 # There may be millions of files, and making a Path takes as long as a stat of its file.
 # ruff: noqa: PTH112, PTH116, PTH118
 
+AFTER_SLASH = "0"  # the next letter: what lies in a folder is before that, when it is sorted
 MOST_METADATA = 16 << 20  # bytes of the metadata of one array or group
 ZIP_LOCAL, ZIP_LOCAL_NBYTES = b"PK\x03\x04", 30
 
@@ -180,11 +182,25 @@ def place_of_key(key: str, array: ZarrArray, grid: Sequence[int]) -> tuple[int, 
     return None if min(place) < 0 else place
 
 
-def folders_among(names: Iterable[str], key: str) -> list[str]:
-    """Returns the folders in that of a group, where these are the names of all files."""
-    above = f"{key}/" if key else ""
-    below = (name[len(above) :] for name in names if name.startswith(above))
-    return sorted({name.partition("/")[0] for name in below if "/" in name})
+def folders_among(names: Sequence[str], key: str) -> list[str]:
+    """Returns the folders in that of a group, where these are the names of all files, sorted.
+
+    >>> folders_among(["a-b/x", "a/b/c/d", "a/b/x", "a/c", "a/d/e"], "a")
+    ['b', 'd']
+    """
+    above, found = f"{key}/" if key else "", []
+    at = bisect_left(names, above)
+    while at < len(names) and names[at].startswith(above):
+        folder, deeper, _ = names[at][len(above) :].partition("/")
+        if deeper:
+            found.append(folder)
+        at = bisect_left(names, f"{above}{folder}{AFTER_SLASH}", at) if deeper else at + 1
+    return sorted(found)
+
+
+def names_below(names: Sequence[str], key: str) -> Sequence[str]:
+    """Returns those of the sorted names that lie in the folder of an array, at any depth."""
+    return names[bisect_left(names, f"{key}/") : bisect_left(names, f"{key}{AFTER_SLASH}")] if key else names
 
 
 class ZipStore:
@@ -196,6 +212,7 @@ class ZipStore:
             with open(path, "rb") as file, zipfile.ZipFile(file) as members:  # noqa: PTH123
                 self._facts = facts_of(os.fstat(file.fileno()))
                 self._members = {name: one for name, one in members.NameToInfo.items() if not name.endswith("/")}
+                self._names = sorted(self._members)
         except OSError as error:
             raise ReadError(error.errno, error.strerror, path) from None
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, RuntimeError) as error:
@@ -236,17 +253,17 @@ class ZipStore:
 
     def names(self, key: str) -> list[str]:
         """Returns the folders in that of a group."""
-        return folders_among(self._members, key)
+        return folders_among(self._names, key)
 
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
         """Returns the places of an array's chunks in the zip file."""
         above, grid = f"{key}/" if key else "", grid_of(array)
         places, extents = [], []
         with open(self.path, "rb") as file:  # noqa: PTH123
-            for name, member in self._members.items():
-                if name.startswith(above) and (place := place_of_key(name[len(above) :], array, grid)) is not None:
+            for name in names_below(self._names, key):
+                if (place := place_of_key(name[len(above) :], array, grid)) is not None:
                     places.append(place)
-                    extents.append(self._extent(file.fileno(), name, member))
+                    extents.append(self._extent(file.fileno(), name, self._members[name]))
         offset, nbytes = np.array(extents, np.uint64).reshape(-1, 2).T
         at = np.array(places, np.int64).reshape(len(places), len(grid))
         return StoredCells(at, np.zeros(len(at), np.int32), offset, nbytes, [self.path], [self._facts])
