@@ -1,9 +1,10 @@
-"""Shuffled epochs of a Zarr array: solar beside PyTorch's DataLoader over zarr-python, in turns, medians of rounds.
+"""Shuffled epochs of a Zarr array: solar beside PyTorch's DataLoader over zarr-python and zarrs, in turns.
 
     python -m bench.zarr_epochs [--samples N] [--rounds N] [--folder DIR]
 
-A line of samples a second for each way in which the array is stored. Both loaders run in this process, without workers,
-and the page cache has the data. Needs zarr.
+A line of samples a second for each way in which the array is stored: medians of rounds. All loaders run in this
+process, without workers, and the page cache has the data. Needs zarr; zarrs is left out where it is not installed.
+annbatch, which reads sparse rows of cells, is beside solar in bench.shapes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,15 +23,17 @@ import torch
 from solar import DataLoader, H5Dataset
 
 SIDE, BATCH = 64, 64
+ZARRS = "zarrs.ZarrsCodecPipeline"
 
 
 class ByZarr(torch.utils.data.Dataset[Any]):
     """Samples as zarr-python gives them, of a whole batch at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pipeline: str | None = None) -> None:
         import zarr
 
-        self.array: Any = zarr.open_array(str(path), mode="r")
+        with zarr.config.set({"codec_pipeline.path": pipeline} if pipeline else {}):
+            self.array: Any = zarr.open_array(str(path), mode="r")
 
     def __len__(self) -> int:
         return int(self.array.shape[0])
@@ -77,10 +81,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
+    pipelines = {"zarr-python": None} | ({"zarrs": ZARRS} if find_spec("zarrs") else {})
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
         for stored, path in made_stores(Path(name), asked.samples).items():
             loaders = {
-                "zarr-python": torch.utils.data.DataLoader(ByZarr(path), batch_size=BATCH, shuffle=True),
+                of: torch.utils.data.DataLoader(ByZarr(path, pipeline), batch_size=BATCH, shuffle=True)
+                for of, pipeline in pipelines.items()
+            } | {
                 "solar, no buffer": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True, buffer=0),
                 "solar": DataLoader(H5Dataset(path, "/"), batch_size=BATCH, shuffle=True),
             }

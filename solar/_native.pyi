@@ -93,7 +93,7 @@ def varying_places(path: str, references: U8, itemsize: int) -> tuple[U64, U64, 
     """
 
 def filter_name(id: int) -> str: ...
-def zarr_filters() -> tuple[int, int]:
+def zarr_filters() -> tuple[int, int, int]:
     """Our numbers for gzip and crc32c, which no HDF5 file has."""
 
 def unsupported(filters: Filters, itemsize: int) -> str: ...

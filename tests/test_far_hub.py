@@ -254,6 +254,13 @@ ANSWERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("name", ["scan.zarr", "scan.json", "*.zarr"])
+def test_zarr_stores_of_the_hub_are_refused_with_words(name: str, hub: Hub) -> None:
+    with pytest.raises(LayoutError, match="Zarr stores on the Hugging Face Hub are not read: copy it to a local disk"):
+        H5Dataset(f"{SCANS}/{name}", {"x": "x"})
+    assert not hub.asked
+
+
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_answers_of_a_strange_hub_are_refused(kind: str, hub: Hub) -> None:
     hub.instead, said = ANSWERS[kind]

@@ -28,7 +28,7 @@ import solar
 from solar import Crops, DataLoader, Field, H5Dataset, Windows, _native
 from solar.cli import main
 from solar.errors import CodecError, LayoutError, ReadError, SolarError
-from solar.io.hdf5.zarr_stores import is_store
+from solar.io.hdf5.zarr_stores import folders_among, names_below
 from solar.io.reading.engine import source_of
 
 zarr = pytest.importorskip("zarr", reason="zarr-python, the oracle, is not installed")
@@ -77,6 +77,9 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
         "fill": draw(st.sampled_from([0, 1, 1, 100])),
         "separator": draw(st.sampled_from([".", "/"])),
         "at_start": draw(st.booleans()),
+        "axes": draw(st.permutations(range(len(shape)))),
+        "turned": draw(st.booleans()),
+        "filters": draw(st.sampled_from(["", "", "shuffle", "fletcher32"])),
         "written": draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=4)),
         "seed": draw(st.integers(0, 2**32 - 1)),
     }
@@ -90,7 +93,13 @@ def make_array(group: Any, name: str, how: dict[str, Any]) -> Any:
     if version == 2:
         dtype = dtype.newbyteorder(">" if how["big"] else "<")
         given["chunk_key_encoding"] = {"name": "v2", "separator": how["separator"]}
+        given["order"] = "F" if how["turned"] else "C"
+        if how["filters"]:
+            own = {"shuffle": numcodecs.Shuffle(dtype.itemsize), "fletcher32": numcodecs.Fletcher32()}
+            given["filters"] = [own[how["filters"]]]
     else:
+        if how["turned"]:
+            given["filters"] = [zarr.codecs.TransposeCodec(order=how["axes"])]
         given["serializer"] = zarr.codecs.BytesCodec(endian="big" if how["big"] else "little")
         given["chunk_key_encoding"] = {"name": "default", "separator": how["separator"]}
         if how["shards"]:
@@ -281,7 +290,7 @@ def test_what_needs_hdf5_is_refused(volume: tuple[str, Any], capsys: pytest.Capt
     with pytest.raises(LayoutError, match="cf=True reads no attributes of Zarr"):
         H5Dataset(path, Field("in/x", cf=True))
     with pytest.raises(LayoutError, match="copy it to a local disk"):
-        H5Dataset("s3://bucket/x.zarr", "x")
+        H5Dataset("s3://bucket/x.zarr.zip", "x")
     assert main(["bench", path, "y", "--batch-size", "4"]) == 1
     assert "reads no Zarr" in capsys.readouterr().err
     with h5py.File(f"{path}.h5", "w") as file:
@@ -291,7 +300,7 @@ def test_what_needs_hdf5_is_refused(volume: tuple[str, Any], capsys: pytest.Capt
 
 
 def test_gzip_and_crc32c_are_decoded_as_python_does() -> None:
-    rng, (gzip_filter, crc_filter) = np.random.default_rng(4), _native.zarr_filters()
+    rng, (gzip_filter, crc_filter, _) = np.random.default_rng(4), _native.zarr_filters()
     for nbytes in (0, 1, 7, 8, 9, 1000, 70_000):
         raw = rng.integers(0, 9, nbytes, np.uint8).tobytes()
         head = b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x02\x00ab" + b"name\0" + b"comment\0" + b"??"
@@ -313,8 +322,29 @@ def test_gzip_and_crc32c_are_decoded_as_python_does() -> None:
             _native.decode([(crc_filter, 0, [])], 1, nbytes, 0, b"abc")
 
 
+@given(data=st.data())
+def test_any_order_of_axes(data: st.DataObject) -> None:
+    *_, transpose = _native.zarr_filters()
+    itemsize = data.draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    shape = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5).filter(lambda one: np.prod(one) < 100_000))
+    order = data.draw(st.permutations(range(len(shape))))
+    nbytes = itemsize * int(np.prod(shape))
+    raw = np.random.default_rng(len(shape)).integers(0, 256, nbytes, np.uint8).reshape(*shape, itemsize)
+    stored = np.ascontiguousarray(raw.transpose(*order, len(shape))).tobytes()
+    filters = [(transpose, 0, [itemsize, len(shape), *order, *shape])]
+    assert _native.decode(filters, itemsize, nbytes, 0, stored) == raw.tobytes()
+    packed = gzip.compress(stored, 1)
+    assert _native.decode([*filters, (_native.zarr_filters()[0], 0, [])], itemsize, nbytes, 0, packed) == raw.tobytes()
+    for wrong in (stored[:-1], stored + b"x", b""):
+        with pytest.raises(CodecError, match="transpose"):
+            _native.decode(filters, itemsize, nbytes, 0, wrong)
+    for values in ([], [1], [1, 0], [4, 2, 0, 0, 5, 5], [4, 2, 0, 2, 5, 5], [4, 2, 0, 1, 5], [4, 1, 0, 0], [4, 33],
+                   [4, 2, 0, 1, 2**31, 2**31], [2**31, 3, 0, 1, 2, 2**31, 2**31, 2**31], [0, 1, 0, 5]):  # fmt: skip
+        assert "transpose" in _native.unsupported([(transpose, 0, values)], 4)
+
+
 def test_an_hdf5_file_with_the_number_of_a_codec_is_not_decoded_by_it(tmp_path: Path) -> None:
-    number, _ = _native.zarr_filters()
+    number, *_ = _native.zarr_filters()
     with h5py.File(tmp_path / "a.h5", "w") as file:
         created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         created.set_chunk((4,))
@@ -416,12 +446,15 @@ def test_metadata_that_is_wrong_is_refused(changes: dict[str, Any], said: str, s
 
 
 BAD_OLD_METADATA: list[tuple[dict[str, Any], str]] = [
-    ({"filters": [{"id": "shuffle", "elementsize": 4}]}, "shuffle.*write the array again"),
-    ({"filters": [{"id": "delta"}]}, "delta"),
+    ({"filters": [{"id": "shuffle", "elementsize": 0}]}, "shuffle has a wrong"),
+    ({"filters": [{"id": "shuffle", "elementsize": "4"}]}, "shuffle has a wrong"),
+    ({"filters": [{"id": "delta"}]}, "delta.*write the array again"),
+    ({"filters": [3]}, "filter or compressor None"),
     ({"filters": {"id": "delta"}}, "filters"),
+    ({"filters": [{"id": "zlib"}] * 17}, "filters"),
     ({"compressor": {"id": "lz4"}}, "lz4"),
     ({"compressor": "zlib"}, "compressor"),
-    ({"compressor": {"id": "zlib", "level": "x"}}, "level"),
+    ({"compressor": {"id": "zlib", "level": "x"}}, "zlib has a wrong"),
     ({"compressor": {"id": "blosc", "cname": 1}}, "blosc"),
     ({"order": "F", "chunks": [5]}, ""),
     ({"order": 3}, "order"),
@@ -591,6 +624,19 @@ def test_whatever_metadata_says_is_read_or_refused(
     assert time.monotonic() - begin < 20
 
 
+@given(keys=st.lists(st.sampled_from(["a", "a-b", "a0", "b", "", "é"]), max_size=4).map("/".join), data=st.data())
+def test_folders_are_found_in_sorted_names(keys: str, data: st.DataObject) -> None:
+    parts = st.lists(st.sampled_from(["a", "a-b", "a0", "b", ".zgroup", "é"]), min_size=1, max_size=4)
+    names = sorted(data.draw(st.sets(parts.map("/".join), max_size=30)))
+    key = keys.strip("/")
+    above = f"{key}/" if key else ""
+    below = [name for name in names if name.startswith(above)]
+    assert names_below(names, key) == below
+    assert folders_among(names, key) == sorted(
+        {name[len(above) :].split("/")[0] for name in below if "/" in name[len(above) :]}
+    )
+
+
 def test_zip_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"no zip")
@@ -614,4 +660,3 @@ def test_zip_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             [data[i] for i in range(len(data))]
         except (SolarError, IndexError):
             pass
-    assert is_store(str(path))

@@ -32,6 +32,7 @@ from solar.io.system import atomic_file
 from solar.values import is_unversioned, is_url
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
+KEPT_SUFFIXES = (".index", ".values")  # of values: those of io/hdf5/zarr_references.py
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
 SETTLED_NS = 2_000_000_000  # a file written more recently may change without a new mtime
 INDEX_VERSION = 2
@@ -198,10 +199,10 @@ def store_table(kept: Path, key: bytes, table: Table) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Removes files of crashed writers, and the least recently used tables until the folder is small enough."""
+    """Removes files of crashed writers, and the least recently used files until the folder is small enough."""
     atomic_file.sweep(folder)
     sizes = []
-    for path in folder.glob("*.index"):
+    for path in (one for one in folder.iterdir() if one.suffix in KEPT_SUFFIXES):
         facts = path.lstat()
         sizes.append((facts.st_mtime_ns, facts.st_size, path))
     total = sum(size for _, size, _ in sizes)

@@ -63,7 +63,7 @@ def inspect(
     """Returns the Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
-    the bytes of their paths. Several files make one data set, one after another. Zarr stores, folders and zip files,
+    the bytes of their paths. Several files make one data set, one after another. Zarr stores and reference files
     are read as HDF5 files are. `field`: a name, or names in a tuple, list or dict (also nested), which make up one
     sample together. The Layouts are returned in the same structure. A name with stars, "/mol/*/energy", means the rows
     of many groups, in order. `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole
@@ -129,12 +129,12 @@ def describe_inspection(path: Paths, names: list[str] | None, samples: Samples) 
 
 def read_layouts(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
     if is_zarr(files[0]):
-        from solar.io.hdf5 import zarr_stores  # only where there is a Zarr store
+        from solar.io.hdf5.zarr_layouts import zarr_layouts  # only where there is a Zarr store
 
         if samples != "rows":
             raise LayoutError(f'{files[0]}: of a Zarr store samples are rows: leave samples="{samples}" out')
         if names is not None:
-            layouts = zarr_stores.zarr_layouts(files, names)
+            layouts = zarr_layouts(files, names, cache)
             check_counts(layouts)
             return layouts
     if names is None:
@@ -162,9 +162,9 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
     A dataset that cannot be read is included, with reader "none" and the reason.
     """
     if is_zarr(files[0]):
-        from solar.io.hdf5.zarr_stores import survey_stores  # only where there is a Zarr store
+        from solar.io.hdf5.zarr_layouts import survey_stores  # only where there is a Zarr store
 
-        return Survey(survey_stores(files), [], {})
+        return Survey(survey_stores(files, cache), [], {})
     with naming_writers(files):
         first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]

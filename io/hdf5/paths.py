@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import errno
 import fcntl
+import fnmatch
 import glob
 import math
 import os
@@ -19,8 +20,8 @@ from contextlib import contextmanager
 from itertools import islice
 
 from solar.errors import LayoutError, ReadError
-from solar.io.remote.fetch import ready
-from solar.io.remote.location import at_commit, listed, place_of
+from solar.io.remote.fetch import as_read_error, ready
+from solar.io.remote.location import HUB, at_commit, folders_in, listed, place_of
 from solar.io.system.identity import is_zarr_folder
 from solar.values import UNVERSIONED, is_url
 
@@ -90,7 +91,7 @@ def naming_writers(files: Sequence[str]) -> Iterator[None]:
 
 def locked_by_writer(file: str) -> bool:
     """Returns whether another program holds the lock by which HDF5 protects a file that is being written."""
-    if not file or is_url(file):
+    if not file or is_url(file) or is_zarr(file):
         return False
     try:
         with pathlib.Path(file).open("rb") as opened:
@@ -127,8 +128,12 @@ def files_of(path: Paths) -> list[str]:
 
 
 def is_zarr(file: str) -> bool:
-    """Returns whether what `files_of` gives is a Zarr store: a folder, or a zip file."""
-    return not is_url(file) and (file.endswith(".zip") or os.path.isdir(file))
+    """Returns whether what `files_of` gives is a Zarr store: a folder, a zip file, or references to chunks."""
+    if file.endswith((".zip", ".json")):
+        return True
+    if not is_url(file):
+        return os.path.isdir(file)
+    return any(part.endswith(".zarr") for part in file.split("/")[3:]) and not file.lower().endswith(SUFFIXES)
 
 
 def _files_of_one(path: str) -> list[str]:
@@ -143,6 +148,8 @@ def _files_of_one(path: str) -> list[str]:
             raise ReadError(error.errno, error.strerror, path) from None
         if not names and is_zarr_folder(path):
             return [os.path.abspath(path)]
+        if not names and os.path.exists(os.path.join(path, ".zmetadata")):
+            raise LayoutError(f"{path}: it has references as Parquet, which solar does not read: write them as JSON")
         return sort_files([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")
     if os.path.exists(path) or not glob.has_magic(path):
         if not os.path.lexists(path):
@@ -168,15 +175,33 @@ def _meant(path: str) -> str:
 
 
 def _files_of_url(url: str) -> list[str]:
-    if url.rstrip("/").endswith((".zarr", ".zarr.zip")):
+    if url.endswith(".zip"):
         raise LayoutError(
-            f"{url}: Zarr stores are read from folders and zip files, not by URL: copy it to a local disk"
+            f"{url}: a zip file with a Zarr store is not read by URL: copy it to a local disk, or unpack it there"
         )
-    several = url.endswith("/") or (glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http"))
+    if is_zarr(url):
+        if url.startswith(HUB):
+            raise LayoutError(f"{url}: Zarr stores on the Hugging Face Hub are not read: copy it to a local disk")
+        url = url.rstrip("/")
+    pattern = glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http")
+    several = url.endswith("/") or pattern
     place_of(url)
     ready([url])
     url = at_commit(url)
+    if pattern and is_zarr(url) and not url.endswith(".json"):
+        return _stores_that_match(url)
     return listed(url, SUFFIXES) if several else [url]
+
+
+def _stores_that_match(url: str) -> list[str]:
+    folder, _, name = url.rpartition("/")
+    if glob.has_magic(folder):
+        raise LayoutError(f"{url}: of stores only the last name may be a pattern")
+    with as_read_error(url):
+        found = [f"{folder}/{one}" for one in folders_in(folder) if fnmatch.fnmatchcase(one, name)]
+    if not found:
+        raise LayoutError(f"{url}: no store matches")
+    return sorted(found, key=os.fsencode)
 
 
 def sort_files(files: list[str], complaint: str) -> list[str]:

@@ -17,8 +17,8 @@ from solar import _native
 from solar.errors import LayoutError
 from solar.values import Filter
 
-GZIP, CRC32C = _native.zarr_filters()
-DEFLATE, BLOSC, ZSTD = 1, 32001, 32015  # HDF5's numbers
+GZIP, CRC32C, TRANSPOSE = _native.zarr_filters()
+DEFLATE, SHUFFLE, FLETCHER32, BLOSC, ZSTD = 1, 2, 3, 32001, 32015  # HDF5's numbers
 BLOSC_COMPRESSORS = {"blosclz": 0, "lz4": 1, "lz4hc": 2, "zlib": 4, "zstd": 5}
 BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 ZARR_TYPES = {
@@ -29,11 +29,14 @@ ZARR_TYPES = {
 }
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MOST_AXES = 32
+MOST_FILTERS = 16
 MOST_FILTERED = 2**32  # bytes, from which on a filtered chunk is not decoded
 KNOWN = {"zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"}
 KNOWN |= {"attributes", "dimension_names", "storage_transformers"}
-READ_CODECS = "solar reads bytes, gzip, zstd, blosc, crc32c and sharding_indexed: write the array again with these"
-READ_COMPRESSORS = "solar reads zlib, gzip, zstd and blosc, and no filters: write the array again with these"
+READ_CODECS = (
+    "solar reads transpose, bytes, gzip, zstd, blosc, crc32c and sharding_indexed: write the array again with these"
+)
+READ_COMPRESSORS = "solar reads shuffle, fletcher32, zlib, gzip, zstd and blosc: write the array again with these"
 
 Order = Literal["<", ">"]  # of the bytes of a number
 
@@ -163,17 +166,25 @@ def _codecs(
     if not isinstance(codecs, list) or not 0 < len(codecs) <= MOST_AXES:
         _refuse(where, f"codecs is no list of 1 to {MOST_AXES} codecs")
     pairs = [_named(one, where, "a codec") for one in codecs]
+    transposes: list[Filter] = []
+    axes = stored
     while pairs and pairs[0][0] == "transpose":
-        _check_transpose(pairs.pop(0)[1], stored, where)
+        order = _order_of_axes(pairs.pop(0)[1], axes, where)
+        transposes += _transpose(order, axes, dtype)
+        axes = tuple(axes[axis] for axis in order)
     name, facts = pairs[0] if pairs else ("", {})
     if name == "sharding_indexed":
+        if transposes:
+            _refuse(where, "its shards are transposed as wholes: solar reads single chunks of them")
         if len(pairs) > 1:
             _refuse(
                 where, f"its shards are encoded as wholes, by {pairs[1][0]!r:.60}: solar reads single chunks of them"
             )
         return _sharding(facts, stored, dtype, where)
-    order = _order(name, facts, dtype, where)
-    return order, stored, tuple(_filter(*one, dtype, where) for one in pairs[1:]), None
+    return (
+        _order(name, facts, dtype, where), stored,
+        (*transposes, *(_filter(*one, dtype, where) for one in pairs[1:])), None,
+    )  # fmt: skip
 
 
 def _sharding(
@@ -195,13 +206,23 @@ def _sharding(
     return order, chunk, filters, Shards(stored, location == "end", own, sums)
 
 
-def _check_transpose(facts: dict[str, Any], stored: tuple[int, ...], where: str) -> None:
+def _order_of_axes(facts: dict[str, Any], shape: tuple[int, ...], where: str) -> list[int]:
     order = facts.get("order")
-    if not isinstance(order, list) or sorted(map(repr, order)) != sorted(map(repr, range(len(stored)))):
+    if not isinstance(order, list) or sorted(map(repr, order)) != sorted(map(repr, range(len(shape)))):
         _refuse(where, "the order of its codec transpose is no permutation of its axes")
-    long = [axis for axis in order if stored[axis] > 1]
-    if long != sorted(long):
-        _refuse(where, "its codec transpose changes the order of axes: write the array again without it")
+    return order
+
+
+def _transpose(order: Sequence[int], shape: Sequence[int], dtype: np.dtype[Any]) -> list[Filter]:
+    """Returns the filter that undoes a transpose of a chunk of this shape; none where all bytes stay in their places.
+
+    >>> _transpose((1, 0), (5, 7), np.dtype("f4"))[0].values, _transpose((1, 0), (1, 7), np.dtype("f4"))
+    ((4, 2, 1, 0, 5, 7), [])
+    """
+    long = [axis for axis in order if shape[axis] > 1]
+    if long == sorted(long) or math.prod(shape) * dtype.itemsize >= MOST_FILTERED:  # which is refused later
+        return []
+    return [Filter(TRANSPOSE, 0, (dtype.itemsize, len(shape), *order, *shape))]
 
 
 def _order(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -> Order:
@@ -252,42 +273,41 @@ def _of_version_2(node: dict[str, Any], where: str) -> ZarrArray:
     type_ = node.get("dtype")
     if not isinstance(type_, str) or not re.fullmatch(r"[<>|](b1|[iu][1248]|f[248]|c(8|16))", type_):
         _refuse(where, f"its dtype {type_!r:.60} is none of numbers or booleans, which alone solar reads of Zarr")
-    if node.get("filters"):
-        names = [one.get("id") if isinstance(one, dict) else None for one in _some(node["filters"])]
-        _refuse(where, f"it has the filters {names!r:.80}; {READ_COMPRESSORS}")
+    written = node.get("filters") or []
+    if not isinstance(written, list) or len(written) > MOST_FILTERS:
+        _refuse(where, f"its filters are no list of at most {MOST_FILTERS}")
     order, separator = node.get("order"), node.get("dimension_separator", ".")
     if order not in ("C", "F") or separator not in (".", "/"):
         _refuse(where, f"its order {order!r:.40} or its dimension_separator {separator!r:.40} is not known")
-    if order == "F" and sum(size > 1 for size in chunk) > 1:
-        _refuse(where, 'its chunks are in the order "F": write the array again in the order "C"')
     dtype = np.dtype(type_)
     value = node.get("fill_value")
     fill = b"" if value is None else fill_bytes(value, dtype, where)
-    filters = _compressor(node.get("compressor"), dtype, where)
+    turned = _transpose(range(len(chunk))[::-1], chunk, dtype) if order == "F" else []
+    if node.get("compressor") is not None:
+        written = [*written, node["compressor"]]
+    filters = (*turned, *(_filter_of_2(one, dtype, where) for one in written))
     return ZarrArray(2, shape, dtype, chunk, filters, fill, "", separator, None)
 
 
-def _some(filters: Any) -> list[Any]:
-    return filters[:8] if isinstance(filters, list) else [None]
-
-
-def _compressor(facts: Any, dtype: np.dtype[Any], where: str) -> tuple[Filter, ...]:
-    if facts is None:
-        return ()
+def _filter_of_2(facts: Any, dtype: np.dtype[Any], where: str) -> Filter:
+    """Returns the filter that undoes a codec of numcodecs, which version 2 names as filter or as compressor."""
     name = facts.get("id") if isinstance(facts, dict) else None
-    if name == "blosc":
-        shuffle = facts.get("shuffle", 1)
-        if not _is_integer(shuffle, -1, 2):
-            _refuse(where, "its compressor blosc has a wrong configuration")
-        return (_blosc_filter(facts, max(0, shuffle), dtype.itemsize, where),)
-    if name not in ("zlib", "gzip", "zstd"):
-        _refuse(where, f"its compressor {name!r:.60} is none that solar knows; {READ_COMPRESSORS}")
-    level = facts.get("level", 1)
-    if not _is_integer(level, -(2**31) if name == "zstd" else -1, 2**31 if name == "zstd" else 9):
-        _refuse(where, f"its compressor {name} has a wrong level")
-    if name == "zlib":
-        return (Filter(DEFLATE, 0, (max(0, level),)),)
-    return (Filter(GZIP, 0) if name == "gzip" else Filter(ZSTD, 0, ()),)
+    if name == "shuffle" and _is_integer(size := facts.get("elementsize", 4), 1, 255):
+        return Filter(SHUFFLE, 0, (size,))
+    if name == "fletcher32":
+        return Filter(FLETCHER32, 0)
+    if name == "blosc" and _is_integer(shuffle := facts.get("shuffle", 1), -1, 2):
+        return _blosc_filter(facts, max(0, shuffle), dtype.itemsize, where)
+    level = facts.get("level", 1) if isinstance(facts, dict) else None
+    if name == "zstd" and _is_integer(level, -(2**31), 2**31):
+        return Filter(ZSTD, 0, ())
+    if name == "gzip" and _is_integer(level, -1, 9):
+        return Filter(GZIP, 0)
+    if name == "zlib" and _is_integer(level, -1, 9):
+        return Filter(DEFLATE, 0, (6,))  # decoding does not depend on the level
+    if name in ("shuffle", "blosc", "zstd", "zlib", "gzip"):
+        _refuse(where, f"its codec {name} has a wrong configuration")
+    _refuse(where, f"its filter or compressor {name!r:.60} is none that solar knows; {READ_COMPRESSORS}")
 
 
 # --- fill values ----

@@ -11,8 +11,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, ti
 UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come, at most; or that part of the memory
 REPEATED_FOR = 30.0  # seconds from the first request for some bytes, after which no other one for them begins
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
-REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP)  # of ours
+REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP, errno.EFBIG)  # of ours
 LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
 
 Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
@@ -136,16 +136,44 @@ def identity(url: str) -> Identity:
 
 def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Returns the bytes. Raises an error if the object was replaced, or if other bytes come than were requested."""
+
+    def check(answer: Any) -> int:
+        check_unchanged_answer(answer, url, offset, nbytes, was)
+        return nbytes
+
+    return np.frombuffer(_answered(url, (offset, offset + nbytes), check), np.uint8)
+
+
+def fetched_whole(url: str, most: int) -> tuple[bytes, Identity]:
+    """Returns all bytes of an object and its identity, by one request. It must have at most `most` bytes."""
+    found: list[Identity] = []
+
+    def check(answer: Any) -> int:
+        now = object_identity(answer.meta, url)
+        if now[0] > most:
+            raise OSError(errno.EFBIG, f"it has {now[0]:,} bytes where at most {most:,} are read")
+        found.append(now)
+        return now[0]
+
+    stored = bytes(_answered(url, None, check))
+    if len(stored) != found[-1][0]:
+        raise OSError(errno.EREMOTEIO, f"the server sent {len(stored):,} of its {found[-1][0]:,} bytes")
+    return stored, found[-1]
+
+
+def _answered(url: str, extent: tuple[int, int] | None, check: Callable[[Any], int]) -> Any:
+    """Returns the bytes of an answer, of which `check` says how many there must be. `extent` None: the whole object."""
     import obstore
 
     begin, answer, refused = time.monotonic(), None, None
     for tried in range(TRIES):
         source = source_of(url, again=tried > 0, refused=refused)
         try:
-            answer = obstore.get(source.store, source.path, options={"range": (offset, offset + nbytes)})
-            check_unchanged_answer(answer, url, offset, nbytes, was)
+            options: Any = None if extent is None else {"range": extent}
+            answer = obstore.get(source.store, source.path, options=options)
+            nbytes = check(answer)
             # No more is taken than was asked for, whatever the server goes on to send.
-            return np.frombuffer(next(iter(answer.stream(min_chunk_size=nbytes)), b""), np.uint8)
+            return next(iter(answer.stream(min_chunk_size=max(1, nbytes))), b"")
         except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
             if source.signed is None or refused is not None or tried == TRIES - 1:
                 raise
@@ -173,7 +201,8 @@ def _differs(was: Identity, now: Identity) -> str:
 
 
 def object_identity(meta: Mapping[str, Any], url: str) -> Identity:
-    mark = meta.get("e_tag") or meta.get("version") or ""
+    # Azure lists marks without the quotes with which it sends them.
+    mark = (meta.get("e_tag") or meta.get("version") or "").strip('"')
     number = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=8).digest(), "little") | 1 if mark else 0
     modified = meta.get("last_modified")
     seconds = 0 if modified is None else int(modified.timestamp())  # the library takes 1970 where nobody says
@@ -184,6 +213,18 @@ def object_identity(meta: Mapping[str, Any], url: str) -> Identity:
             f"local disk; to read it all the same, put {UNVERSIONED} before its URL (docs/remote.md)"
         )  # fmt: skip
     return int(meta["size"]), seconds * 10**9, number, number >> 2
+
+
+@contextmanager
+def as_read_error(url: str) -> Iterator[None]:
+    """Raises a ReadError about this URL for an error of the library."""
+    ready([url])
+    import obstore.exceptions as library
+
+    try:
+        yield
+    except (OSError, library.BaseError) as error:
+        raise ReadError(*_refusal(error), printable_url(url)) from None
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:

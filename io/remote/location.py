@@ -32,6 +32,7 @@ HUB = "hf://"
 DATASET = re.compile(
     r"hf://datasets/([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)(?:@(refs/(?:convert|pr)/[^/@]+|[^/@]+))?/(.*)", re.DOTALL
 )
+LISTED_AT_ONCE = 1000  # objects, as many as a server tells at once
 STORES = 16  # each keeps its connections open
 HUB_STORES = 128  # of files of the Hugging Face Hub, each of which has a store of its own
 LONGEST_QUOTED = 300  # characters of what the library says
@@ -194,6 +195,24 @@ def _names(root: str, folder: str, *, below: bool) -> Iterator[str]:
     import obstore
 
     return (one["path"] for page in obstore.list(store_of(root), folder or None) for one in page)
+
+
+def objects_below(url: str) -> Iterator[tuple[str, Any]]:
+    """Yields what a folder of a store has, at any depth: each name behind that of the folder, and facts about it."""
+    import obstore
+
+    root, path = place_of(url)
+    for page in obstore.list(store_of(root), f"{path}/", chunk_size=LISTED_AT_ONCE):
+        yield from ((one["path"][len(path) + 1 :], one) for one in page)
+
+
+def folders_in(url: str) -> list[str]:
+    """Returns the names of the folders in one of a store, sorted."""
+    import obstore
+
+    root, path = place_of(url)
+    found = obstore.list_with_delimiter(store_of(root), f"{path}/" if path else None)["common_prefixes"]
+    return sorted(one.rstrip("/").rpartition("/")[2] for one in found)
 
 
 def public(url: str) -> str:

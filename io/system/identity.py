@@ -65,6 +65,9 @@ def _are_inspected_together(one: Layout, other: Layout) -> bool:
 
 
 def paths_and_facts(layout: Layout, rows: NDArray[np.int64] | None) -> tuple[list[str], Facts]:
+    if len(layout.chunk_file) and layout.far:  # objects may be as many as chunks, and each answer says of which it is
+        files = layout.dataset_file
+        return [layout.paths[file] for file in files], known_identities(layout, files)
     if rows is None or len(layout.paths) == 1:
         return list(layout.paths), known_identities(layout)
     parts = np.searchsorted(layout.part_first, rows, side="right") - 1

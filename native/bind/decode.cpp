@@ -40,7 +40,8 @@ nb::bytes decode(const Filters& filters, std::size_t itemsize, std::size_t nbyte
 void bind_decode(nb::module_& module) {
   using namespace nb::literals;
   module.def("filter_name", &solar::Pipeline::name_of, "id"_a);
-  module.def("zarr_filters", [] { return std::pair(solar::gzip_filter, solar::crc32c_filter); });
+  module.def("zarr_filters",
+             [] { return std::tuple(solar::gzip_filter, solar::crc32c_filter, solar::transpose_filter); });
   module.def("unsupported", &unsupported, "filters"_a, "itemsize"_a);
   module.def("decode", &decode, "filters"_a, "itemsize"_a, "nbytes"_a, "mask"_a, "stored"_a);
 }

@@ -57,6 +57,7 @@ constexpr Name names[] = {{deflate, "deflate"},
              {32028, "sperr"},
              {gzip_filter, "gzip"},
              {crc32c_filter, "crc32c"},
+             {transpose_filter, "transpose"},
              {kept_filter, "solar, as stored"},
              {cast_filter, "solar, as float32"}};
 
@@ -100,6 +101,8 @@ std::string problem(const Filter& filter) {
       return scaleoffset_problem(filter);
     case nbit:
       return nbit_problem(filter);
+    case transpose_filter:
+      return transpose_problem(filter);
     case bitshuffle: {
       const std::uint32_t compressor = value(filter, 4);
       if (filter.values.size() < 3 || value(filter, 2) == 0 || value(filter, 3) % 8) return "has no valid block size";
@@ -134,7 +137,7 @@ std::size_t bound(std::span<const Filter* const> before, std::size_t nbytes) {
   std::size_t bytes = nbytes;
   for (const Filter* filter : before) {
     if (filter->id == fletcher || filter->id == crc32c_filter) bytes += 4;
-    else if (filter->id != shuffle) return 2 * nbytes + 65536;
+    else if (filter->id != shuffle && filter->id != transpose_filter) return 2 * nbytes + 65536;
   }
   return bytes;
 }
@@ -149,6 +152,8 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       if (in.size() > out.size()) throw Error(Kind::codec, "more than expected");
       unshuffle(in, out, value(filter, 0));
       return in.size();
+    case transpose_filter:
+      return untranspose(in, out, filter);
     case nbit:
       return decode_nbit(in, out, filter);
     case scaleoffset:

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from solar.errors import LayoutError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.layouts import FileKind, Survey, inspect, kinds_of, survey
 from solar.io.hdf5.packing import packing_text
-from solar.io.hdf5.paths import files_of
+from solar.io.hdf5.paths import files_of, is_zarr
 from solar.io.remote.fetch import identity
 from solar.io.system import quantities
 from solar.values import Layout, is_url
@@ -112,7 +112,7 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
     return {
         "version": 1,
         "files": found.files,
-        "nbytes": files_nbytes(found.files),
+        "nbytes": files_nbytes(found.files, found.survey.layouts),
         "problems": found.survey.problems,
         "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
@@ -151,15 +151,18 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
     }
 
 
-def files_nbytes(files: Iterable[str]) -> int:
-    """Returns the total size of these files, local or remote."""
+def files_nbytes(files: Iterable[str], layouts: Mapping[str, Layout]) -> int:
+    """Returns the total size of these files, local or remote; of Zarr, that of the chunks of its arrays."""
+    files = list(files)
+    if is_zarr(files[0]):
+        return sum(one.stored_nbytes for one in layouts.values())
     return sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
 
 
 def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """Yields the lines for people."""
     files, layouts = found.files, found.survey.layouts
-    nbytes = files_nbytes(files)
+    nbytes = files_nbytes(files, layouts)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
     kinds = f" · {quantities.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
     links = len(layouts) - (own := len(once_each(layouts)))

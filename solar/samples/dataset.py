@@ -86,7 +86,7 @@ class Location(NamedTuple):
 class H5Dataset(TorchDataset):
     """Samples from HDF5 files: `path` is a file, a list of files, a directory or a glob pattern (see solar.inspect).
 
-    Stores of Zarr, folders or zip files, are read as HDF5 files are (docs/zarr.md).
+    Stores of Zarr, also by URL, and reference files of kerchunk are read as HDF5 files are (docs/zarr.md).
 
     `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple
     or list of names a tuple, a dict of names a dict. Tuples and dicts may be nested. In place of a name, a solar.Field

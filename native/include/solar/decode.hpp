@@ -38,6 +38,11 @@ void unshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
 // The bit transpose of whole groups of 8 items, as the bitshuffle library does it. REQUIRES: in.size() % (8 * itemsize)
 // == 0.
 void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize);
+// The axes of a chunk. The values of the filter: bytes of an item, how many axes there are, which one was stored as the
+// first, as the second, ..., and the length of each in `out`. What is wrong with them, in words; empty: nothing.
+std::string transpose_problem(const Filter& filter);
+// REQUIRES: nothing is wrong with the filter.
+std::size_t untranspose(Bytes in, MutableBytes out, const Filter& filter);
 
 // Integers and sums.
 std::size_t decode_scaleoffset(Bytes in, MutableBytes out, const Filter& filter);

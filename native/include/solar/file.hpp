@@ -35,6 +35,8 @@ class File {
   // O_RDONLY | O_CLOEXEC; Error(read, errno) names the path. `direct`: past the page cache, where the file system can.
   // What may pass is tried again, but not where descriptors are wanting: the caller may have some to give back.
   explicit File(const std::string& path, bool direct = false);
+  // What a URL names, and is taken to be: nobody is asked, for each answer says of which object it is.
+  File(const std::string& url, const Identity& was) : path_(url), far_(true), identity_(was) {}
   // A file that somebody has named: what is no plain file, such as a FIFO, is an Error, and not waited for.
   static File plain(const std::string& path);
   ~File();

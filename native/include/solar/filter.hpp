@@ -21,7 +21,7 @@ struct Coding;
 }
 
 // Zarr's codecs that HDF5 has no filter for, by numbers of our own: solar._native.zarr_filters() is the same to Python.
-inline constexpr std::uint16_t gzip_filter = 65533, crc32c_filter = 65532;
+inline constexpr std::uint16_t gzip_filter = 65533, crc32c_filter = 65532, transpose_filter = 65531;
 
 // As the filter message of the file gives it. `flags` bit 0: optional.
 struct Filter {
