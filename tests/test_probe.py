@@ -282,7 +282,7 @@ def test_only_a_plain_file_is_opened_as_a_profile(tmp_path: Path) -> None:
 
 
 def test_each_mount_point_has_its_own_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "is_mount", lambda path: str(path) in ("/", str(tmp_path)))
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) in ("/", str(tmp_path)))
     (tmp_path / "a").mkdir()
     here, there = profile.default_path(tmp_path / "a"), profile.default_path("/")
     assert here == profile.default_path(tmp_path)
