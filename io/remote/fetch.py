@@ -238,6 +238,8 @@ def _refusal(error: BaseException) -> tuple[int, str]:
         return errno.ENOENT, "there is no such object"
     if isinstance(error, (library.PermissionDeniedError, library.UnauthenticatedError)):
         return errno.EACCES, f"the server refuses: look at the credentials (docs/remote.md): {said}"
+    if isinstance(error, library.NotSupportedError):
+        return errno.ENOTSUP, f"its server sends no parts of files: use one that does, or copy the file here: {said}"
     return errno.EREMOTEIO, said or type(error).__name__
 
 

@@ -30,6 +30,7 @@ from solar.samples.pending import leaves
 from solar.samples.windows import Windows
 from solar.values import Layout
 
+ASKED_ALL = 500  # demonstrations of which each is asked for its num_samples: of thousands that takes seconds
 EPISODES = ("ep_len", "ep_offset")
 THE_LAST_ROW = 2**31 - 1  # a step longer than any demonstration: a window that is held within it has its last row
 # What is not taken, and what does the same. A false value asks for nothing, and is allowed.
@@ -166,6 +167,9 @@ def robomimic(
     `filter_by_attribute` names a list of demonstrations in the file's group "mask".
     """
     _refuse(others, NOT_OF_ROBOMIMIC, "SequenceDataset")
+    for name, given in (("obs_keys", obs_keys), ("dataset_keys", dataset_keys)):
+        if isinstance(given, str):
+            raise TypeError(f"{name}={given!r}: it is a list of names, as [{given!r}]")
     before, behind = _counted("frame_stack", frame_stack) - 1, _counted("seq_length", seq_length) - 1
     if goal_mode not in (None, "last"):
         raise ValueError(f'goal_mode={goal_mode!r}: either "last" or None')
@@ -205,7 +209,7 @@ def _places(file: str, layout: Layout, mask: str | None, cut: tuple[int, int]) -
     begins, ends = layout.part_first[:-1].tolist(), layout.part_first[1:].tolist()
     every = {groups[number].rpartition("/")[2]: number for number in range(len(groups))}
     names = list(every) if mask is None else _names_in_mask(file, mask, every)
-    doubtful = not _totals_agree(file, layout.samples)
+    doubtful = len(names) <= ASKED_ALL or not _totals_agree(file, layout.samples)
     found = []
     for name in sorted(names, key=partial(_number_of, file)):
         begin, end = begins[every[name]], ends[every[name]]
@@ -226,10 +230,7 @@ def _places(file: str, layout: Layout, mask: str | None, cut: tuple[int, int]) -
 
 
 def _totals_agree(file: str, rows: int) -> bool:
-    """Returns whether the file says that all its num_samples are as many rows as there are.
-
-    Of thousands of demonstrations, asking each takes seconds.
-    """
+    """Returns whether the file says that all its num_samples are as many rows as there are."""
     try:
         return bool(_number_in(file, "/data/", "total") == rows)
     except LayoutError:
