@@ -47,7 +47,7 @@ def test_what_is_late_or_hangs_while_a_loader_runs_ends_in_its_time(mode: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", ["processes", "service", "serving", "staged", "own", "compress"])
+@pytest.mark.parametrize("scene", ["service", "own"])
 def test_whatever_call_of_another_program_fails_it_ends_as_it_should(scene: str) -> None:
     done = every_call("--scene", scene, "--mode", "fails", "--most", "2")
     assert done.returncode == 0, done.stdout + done.stderr
