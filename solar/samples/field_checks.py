@@ -24,10 +24,7 @@ def shape_given(shape: Sequence[int]) -> Shape:
     """Returns the shape that samples are given."""
     if not isinstance(shape, (tuple, list)):
         raise TypeError(f"shape is a tuple of lengths, such as (3, 32, 32), not {shape!r}")
-    try:
-        given = tuple(operator.index(length) for length in shape)
-    except TypeError:
-        raise TypeError(f"shape={shape!r} are not integers") from None
+    given = _integers("shape", shape)
     if min(given, default=0) < 0:
         raise ValueError(f"shape={given}: no length is negative; say how long each axis is")
     return given
@@ -77,13 +74,17 @@ def axis_of(axis: int | Sequence[int]) -> int | tuple[int, ...]:
     return given if len(given) > 1 else given[0]
 
 
+def _integers(name: str, given: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(one) for one in given)
+    except TypeError:
+        raise TypeError(f"{name}={given!r} are not integers") from None
+
+
 def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(axes, (tuple, list)):
         raise TypeError(f"axes must be a tuple of integers, not {axes!r}")
-    try:
-        given = tuple(operator.index(axis) for axis in axes)
-    except TypeError:
-        raise TypeError(f"axes={axes!r} are not integers") from None
+    given = _integers("axes", axes)
     counted = tuple(axis + len(given) if axis < 0 else axis for axis in given)
     if sorted(counted) != list(range(len(given))):
         raise ValueError(f"axes={given}: each of the {len(given)} axes of a sample must be there once, counted from 0")
