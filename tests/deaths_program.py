@@ -73,7 +73,10 @@ def main() -> None:
                     die()
     except Exception as error:
         text = json.dumps({"rank": rank, "error": str(error), "seconds": time.time()})
-        Path(folder, f"said.{rank}").write_text(text)
+        # torchrun may kill this process at any moment: the file is whole, or is not there.
+        being_written = Path(folder, f"being-written.{rank}")
+        being_written.write_text(text)
+        being_written.rename(Path(folder, f"said.{rank}"))
         raise
 
 
