@@ -247,3 +247,13 @@ def printable_url(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
     return line if len(line) <= LONGEST_QUOTED else line[:LONGEST_QUOTED] + "..."
+
+
+def ready(paths: Iterable[str]) -> None:
+    """Starts the threads that fetch, if one of the paths is a URL. Raises ReadError if that is impossible."""
+    url = next(filter(is_url, paths), None)
+    if url is not None:
+        place_of(url)
+        from solar.io.remote.fetch import start_fetching
+
+        start_fetching(url)

@@ -524,3 +524,8 @@ class Field:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Field, self.name, **self._options), ()
+
+
+def is_constant(field: Any) -> bool:
+    """Returns whether a field is a constant of each file, or each group."""
+    return getattr(field, "constant", False) is True
