@@ -27,8 +27,8 @@ from solar.loader.batch_queue import (
     begin_epoch,
     failed_batch,
 )
-from solar.loader.batch_sources import ReaderBatches
-from solar.loader.direct import DirectBatches, direct_source
+from solar.loader.batch_sources import ReaderBatches, assembly, direct_source
+from solar.loader.direct import DirectBatches, of_tensors
 from solar.loader.workers import BatchStarter
 from solar.samplers.epoch_position import EpochPosition, Indices
 from solar.samples.pending import NBYTES_AHEAD
@@ -253,11 +253,15 @@ class EpochIterator(Draws):
         queue, landing, size = self._queue, self._starter.landing, self._sampler_state.batch_size or 0
         buffered_pass, collation = self._starter.buffered_pass, self._starter.making.collation
         limits = queue.ahead, queue.ahead_nbytes
-        found = direct_source(buffered_pass, queue.indices, source, collation, size, limits)
+        assemble = None if collation is None else assembly(source, collation.as_they_are, list)
+        if assemble is None:
+            return
+        found = direct_source(buffered_pass, queue.indices, source, size, limits)
         if found is not None:
             feed = found if landing is None else landing.landed_batches(found)
             if feed is not None:
-                self._direct = DirectBatches(found, feed, queue.stats, self.position, waits=not self._timeout)
+                form = of_tensors(assemble) if landing is None else assemble
+                self._direct = DirectBatches(found, feed, form, queue.stats, self.position, waits=not self._timeout)
 
     def _begin(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; again after Ctrl-C."""
