@@ -313,9 +313,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         super().__init__(loader)
         self._adopted = loader._adopted_pass(self._dataset_fetcher, self.position)
         restore_iterator(self._dataset_fetcher, self._loaded_states)
-        self.position.parts = partial(begin_states, self._dataset_fetcher)
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self.position.worker_batches = self.position.all_batches
+        given = self.position.all_batches if self._dataset_kind == _DatasetKind.Iterable else list
+        self.position.carried = partial(carried_states, partial(begin_states, self._dataset_fetcher), given)
 
     def _next_index(self) -> Any:
         if self._adopted is None:
@@ -359,10 +358,9 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         super()._reset(loader, first_iter)
         if not first_iter:
             self._carried.begin_again()
-        self.position.parts = self._carried.state
-        self.position.in_any_order = not getattr(self, "_in_order", True)
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self.position.worker_batches = self._carried.worker_batches.copy
+        given = self._carried.worker_batches.copy if self._dataset_kind == _DatasetKind.Iterable else list
+        self.position.carried = partial(carried_states, self._carried.state, given)
+        self.position.order.in_any_order = not getattr(self, "_in_order", True)
 
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
@@ -392,7 +390,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     def _process_data(self, data: Any, *worker: int) -> Any:
         self._came = True
-        if self.position.in_any_order and self._dataset_kind == _DatasetKind.Map:
+        if self.position.order.in_any_order and self._dataset_kind == _DatasetKind.Map:
             self._number = self.position.number_of(self._sent)  # torch hands out what came last
         data = self._carried.hand_out(data, *worker)
         self._worker = self._carried.last
@@ -412,6 +410,19 @@ def _worker_states(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
         workers,
     )
     return {}
+
+
+def carried_states(
+    states: Callable[[bool], dict[str, Any]], given: Callable[[], list[int]], begun: bool
+) -> dict[str, Any]:
+    """Returns what a loader's state says about its dataset: the states of its parts, else the batches it has given.
+
+    `given` returns the batches of each worker of an iterable dataset. A new epoch, where `begun` is False, has none.
+    """
+    if parts := states(begun):
+        return {"parts": parts}
+    counts = given() if begun else []
+    return {"given": counts} if sum(counts) else {}
 
 
 def begin_states(fetcher: Any, begun: bool) -> dict[str, Any]:
