@@ -21,8 +21,8 @@ from solar.buffer.buffer_size import Profile, Size
 from solar.errors import PlanError, ReadError
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch_queue import BatchFuture, BatchQueue, begin_epoch, failed_batch
-from solar.loader.batch_sources import FOLDED, Assemble, DirectSource, assembly, direct_source
-from solar.loader.stats import Stats
+from solar.loader.batch_sources import Assemble, DirectSource, assembly, direct_source
+from solar.loader.stats import FOLDED, Stats
 from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset

@@ -21,7 +21,6 @@ from solar.samples.source import SampleSource
 if TYPE_CHECKING:
     from solar.buffer.buffered_pass import BufferedPass
 
-FOLDED = 64  # batches whose counts are added up together
 FORKED = "this iterator's thread is in the process that it was forked from: make a new iterator"
 
 Taken = tuple[Any, tuple[int, ...]]  # a batch, and the counts of making it

@@ -11,12 +11,12 @@ from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here, profiling
 from solar.loader.batch_queue import BatchFuture, failed_batch
 from solar.loader.batch_sources import (
-    FOLDED,
     Assemble,
     BatchFeed,
     DirectSource,
     NotDirect,
 )
+from solar.loader.stats import FOLDED
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch
 

@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import (
 
 from solar.loader.batch_queue import ITERATOR_CLOSED
 from solar.loader.iterator import Draws
+from solar.loader.stats import FOLDED
 from solar.samplers.epoch_position import EpochPosition, Indices, has_state
 
 
@@ -205,6 +206,8 @@ def load_storage(pickled: bytes) -> Any:
 
 log = logging.getLogger("solar")
 
+MADE_BY_DATASET = ("made_by_dataset",)  # the only count of a batch that torch's engine made
+
 
 class _Counted(_BaseDataLoaderIter):
     """Makes one of torch's iterators count what it hands out. Its draws and batches stay torch's."""
@@ -233,28 +236,31 @@ class _Counted(_BaseDataLoaderIter):
         return self._sampler_iter.position
 
     def _next_data(self) -> Any:
-        position = self.position
+        position, stats = self._sampler_iter.position, self._stats
         asked_at = time.perf_counter()
-        if self._handed_out:
-            self._stats.busy(asked_at - self._handed_out)
+        busy = asked_at - self._handed_out if self._handed_out else 0.0
         self._came = self._num_workers == 0
         try:
             data = self._next_of_torch(position)
         except StopIteration:
+            stats.busy(busy)
             self._finish(position)
             raise
         except Exception:  # which was this batch; the next one comes after it
+            stats.busy(busy)
             if self._came:
                 position.advance(self._number)
             raise
-        self._stats.batch(position.advance(self._number), 0, {})
+        samples, came = position.advance(self._number), time.perf_counter()
+        # Counting is left to Stats, which does it when it is asked or after several batches.
+        stats.noted.append((busy, came - asked_at, 0.0, samples, 0, MADE_BY_DATASET, (1,)))
+        if len(stats.noted) >= FOLDED:
+            stats.fold()
         if self._bar is not None:
             self._bar.update()
-        came = time.perf_counter()
-        self._stats.waited("dataset", came - asked_at)
         if self._landing is not None:
             data = self._landing.handed_out(self._landing.land(data))
-            self._stats.waited("device copy", time.perf_counter() - came)
+            stats.waited("device copy", time.perf_counter() - came)
         if self._device_transform is not None:
             data = self._device_transform(data)
         self._handed_out = time.perf_counter()
@@ -325,6 +331,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         if self._closed and not position.finished:
             raise RuntimeError(ITERATOR_CLOSED)
         if self._adopted is None or self._adopted.adopted.left_alone:
+            if self._passing == []:
+                return _SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call]
             return super()._next_of_torch(position)
         with self._adopted:
             return super()._next_of_torch(position)
