@@ -44,7 +44,7 @@ ORDERS_KEPT = 4  # epochs whose order is kept
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampleDraw:
     """How samples are drawn, by one training or by several side by side."""
 
     weights: NDArray[np.float64] | None = field(default=None, compare=False)  # None: shuffled
@@ -72,7 +72,7 @@ class PlannedData:
     scratch: int = 0  # the least memory that a read takes beside the buffer
     extents: HeldMap | None = None  # None: samples are rows
     packing: RowPacking | None = None  # how a buffer may hold its rows encoded
-    drawn: Drawn = Drawn()
+    drawn: SampleDraw = SampleDraw()
 
     def drawn_otherwise(self, **changes: Any) -> PlannedData:
         """Returns the same question about samples that are drawn otherwise."""

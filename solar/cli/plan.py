@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import argument_types, jobs, mixed, planned, sample_arguments
-from solar.cli.compare import Answer, Drawn, PlannedData, as_made, compare_policies, guessed_seconds, job_of, scratch_of
+from solar.cli.compare import (
+    Answer,
+    PlannedData,
+    SampleDraw,
+    as_made,
+    compare_policies,
+    guessed_seconds,
+    job_of,
+    scratch_of,
+)
 from solar.cli.python_lines import once_each
 from solar.errors import PlanError
 from solar.io.channels.progress import Phase, awaited, showing
@@ -362,7 +371,12 @@ def mixed_data(arguments: argparse.Namespace) -> tuple[list[Layout], list[Planne
             units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads)
             training = arguments.batch_size, arguments.memory, costs, arguments.seed, arguments.epochs
             one = PlannedData(
-                f"{path}:{name}", units, world, *training, scratch_nbytes(layout), drawn=Drawn(mixed=mixed, first=first)
+                f"{path}:{name}",
+                units,
+                world,
+                *training,
+                scratch_nbytes(layout),
+                drawn=SampleDraw(mixed=mixed, first=first),
             )
             cases.append(one)
         first += units.samples

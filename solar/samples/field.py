@@ -164,6 +164,8 @@ def by_numpy(
             np.copyto(out, instead, where=np.isnan(out))
 
 
+# An option is an argument and an attribute of Field, a check in field_checks.py, a step of `convert` and `_convert`,
+# its effect on `_shape`, and a part of `_facts`. A device applies a Field in finish.py and options.py of solar/device.
 OPTIONS = (
     *("steps", "axis", "file", "by", "column", "constant", "attribute", "rows", "at", "seed"),
     *("shape", "select", "axes", "dtype", "mean", "std", "cf", "missing"),
