@@ -300,6 +300,29 @@ def test_habits_of_others_are_told_what_takes_their_place(path: str, name: str) 
     assert {*named} <= {*inspect.signature(Loader).parameters}
 
 
+def test_the_last_batch_is_smaller_and_ranks_have_as_many_samples(path: str) -> None:
+    data = H5Dataset(path, "x")
+    count = len(data)
+    batch = next(size for size in range(4, count) if count % size)
+    ranks = next(ranks for ranks in range(3, count) if count % ranks)
+    assert [len(one) for one in Loader(data, batch)] == [batch] * (count // batch) + [count % batch]
+    assert [len(one) for one in Loader(data, batch, drop_last=True)] == [batch] * (count // batch)
+
+    def seen(**more: Any) -> list[np.ndarray[Any, Any]]:
+        world = [World(rank, ranks) for rank in range(ranks)]
+        loaders = [Loader(data, count, world=one) for one in world] if not more else [
+            Loader(data, count, sampler=PlanSampler(data, ranks, rank, False, **more)) for rank in range(ranks)
+        ]  # fmt: skip
+        return [batch for loader in loaders for batch in loader]
+
+    padded, whole = seen(), data.read_batch(range(count))
+    assert {len(one) for one in padded} == {-(-count // ranks)}
+    assert all(np.array_equal(one, whole[np.arange(rank, rank + ranks * len(one), ranks) % count])
+               for rank, one in enumerate(padded))  # fmt: skip
+    assert {len(one) for one in seen(tail="drop")} == {count // ranks}
+    assert sum(len(one) for one in seen(tail="exact")) == count
+
+
 def test_what_needs_torch_says_so_without_it(path: str) -> None:
     program = f"""
 import sys

@@ -261,6 +261,15 @@ def test_zarr_stores_of_the_hub_are_refused_with_words(name: str, hub: Hub) -> N
     assert not hub.asked
 
 
+def test_zip_files_with_zarr_stores_are_read(hub: Hub) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr-python is not installed")
+    values = np.random.default_rng(1).integers(0, 9, (40, 8)).astype("f4")
+    with zarr.storage.ZipStore(hub.folder(hub.first) / "scan.zarr.zip", mode="w") as store:
+        zarr.open_group(store, mode="w").create_array("x", data=values, chunks=(4, 8))
+    data = H5Dataset(f"{SCANS}/scan.zarr.zip", {"x": "x"})
+    assert np.array_equal(data.read_batch(range(40))["x"], values)
+
+
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_answers_of_a_strange_hub_are_refused(kind: str, hub: Hub) -> None:
     hub.instead, said = ANSWERS[kind]
