@@ -114,7 +114,7 @@ class Loader:
         if not isinstance(world, World | None):
             raise TypeError(f"world={world!r:.60}: it is a solar.World, such as World(rank, ranks), or None")
         if isinstance(found := sample_source(dataset), str):
-            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}")
+            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}: make one, H5Dataset(path, fields)")
         if sampler is None:
             ranks, rank = (None, None) if world is None else (world.ranks, world.rank)
             sampler = PlanSampler(dataset, ranks, rank, shuffle, seed)

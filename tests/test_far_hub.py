@@ -215,7 +215,7 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(hub: Hub, monkeypatch: pyt
         with pytest.raises(ReadError, match=said):
             H5Dataset(url, {"x": "x"})
     hub.token = TOKEN
-    with pytest.raises(ReadError, match="nobody without a token \\(set HF_TOKEN") as raised:
+    with pytest.raises(ReadError, match="needs a token \\(set HF_TOKEN") as raised:
         H5Dataset(f"{SCANS}@main2/one.h5", {"x": "x"})
     assert raised.value.errno == 13
     monkeypatch.setenv("HF_TOKEN", "other")

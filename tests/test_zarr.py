@@ -648,6 +648,14 @@ def test_types_that_are_not_read_are_named_in_whole_words(version: int, tmp_path
         assert re.search(f"type is {type_}: of Zarr solar reads booleans, .* structure as an array$", said[name])
 
 
+def test_a_mistyped_path_gets_a_suggestion(tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "scan.zarr"), data=np.arange(20))
+    (tmp_path / "refs.json").write_text("{}")
+    for wrong, right in (("scann.zarr", "scan.zarr"), ("ref.json", "refs.json")):
+        with pytest.raises(ReadError, match=f"did you mean {right}"):
+            H5Dataset(tmp_path / wrong, "/")
+
+
 def test_a_store_may_be_named_by_its_metadata(volume: tuple[str, Any]) -> None:
     path, values = volume
     assert np.array_equal(H5Dataset(f"{path}/zarr.json", "in/x")[3], values[3])

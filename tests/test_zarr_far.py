@@ -257,6 +257,8 @@ def test_a_store_whose_name_does_not_tell_is_named_by_its_metadata(
             with pytest.raises(LayoutError, match=f"a Zarr store.*give {above}{name}/{mark}$"):
                 H5Dataset(f"{above}{name}", "in/x")
             same_epochs(H5Dataset(f"{above}{name}/{mark}", "in/x"), values)
+    with pytest.raises(LayoutError, match=f"give file://{web.folder}/scan/zarr.json"):
+        H5Dataset(f"file://{web.folder}/scan/", "in/x")
     assert main(["inspect", at(web, "scan")]) == 1
     assert f"give {at(web, 'scan')}/zarr.json" in capsys.readouterr().err
 
@@ -384,6 +386,17 @@ def test_shards_and_metadata_that_are_damaged_are_errors(seed: int, web: Web) ->
         path.write_bytes(stored[: rng.integers(len(stored)) if rng.random() < 0.2 else None])
     with suppress(SolarError):
         solar.read(at(web), "in/x")
+
+
+def test_missing_credentials_are_told() -> None:
+    from obstore.exceptions import GenericError
+
+    said = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - 403 Forbidden"
+    with (
+        pytest.raises(ReadError, match=r"no credentials were found.*docs/remote.md.*AWS_SKIP_SIGNATURE=true"),
+        fetch.as_read_error("s3://bucket/x.h5"),
+    ):
+        raise GenericError(said)
 
 
 def test_marks_of_listings_and_answers_are_the_same() -> None:

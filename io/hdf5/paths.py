@@ -107,6 +107,7 @@ def locked_by_writer(file: str) -> bool:
 # ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207, PTH208
 
 
+ZARR_SUFFIXES = (".zarr", ".zip", ".json")  # of stores, and of references to chunks
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 
 Path = str | os.PathLike[str]
@@ -199,12 +200,12 @@ def _files_of_one(path: str) -> list[str]:
 
 
 def _meant(path: str) -> str:
-    """Suggests HDF5 files with a similar name beside a missing one; or says that its folder is missing, too."""
+    """Suggests HDF5 files and Zarr stores with a similar name beside a missing one; or says that there is no folder."""
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as beside:
             names = (one.name for one in islice(beside, LOOKED_AT))
-            found = nearest(name, (name for name in names if name.lower().endswith(SUFFIXES)))
+            found = nearest(name, (name for name in names if name.lower().endswith((*SUFFIXES, *ZARR_SUFFIXES))))
     except FileNotFoundError:
         return f", nor is there a folder {folder}"
     except OSError:  # it may not be looked into
@@ -227,7 +228,10 @@ def _files_of_url(url: str) -> list[str]:
     url = at_commit(url)
     if pattern and is_zarr(url) and not url.endswith((".json", ".zip")):
         return _stores_that_match(url)
-    return listed(url, SUFFIXES) if several else [url]
+    if not several:
+        return [url]
+    with naming_stores([url]):
+        return listed(url, SUFFIXES)
 
 
 def _stores_that_match(url: str) -> list[str]:

@@ -291,9 +291,9 @@ def _clips_of_robots(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]
     if not numbers or not longest:
         return
     loaded = f", keys_to_load=[{', '.join(map(quoted, numbers))}]" if numbers != columns else ""
-    said = f"a file of stable-worldmodel, with {quantities.count(len(lengths), 'episode')} of up to {longest:,} steps"
+    said = f"a file of stable-worldmodel, with {quantities.count(len(lengths), 'episode')} of up to {longest:,} steps,"
     line = f"worldmodel.clips({quoted(asked)}, num_steps={min(CLIP_STEPS, longest)}{loaded})"
-    yield Shape("robots", [], f"{said}: the clips of its HDF5Dataset", line)
+    yield Shape("robots", [], f"{said} as its HDF5Dataset reads it", line)
 
 
 def _demonstrations(asked: str, files: Sequence[str], layouts: Layouts) -> Iterator[Shape]:
@@ -318,9 +318,9 @@ def _demonstrations(asked: str, files: Sequence[str], layouts: Layouts) -> Itera
         return
     more = "" if len(keys) == 3 else f", dataset_keys=[{', '.join(map(quoted, keys))}]"
     more += "" if all(f"next_obs/{name}" in found for name in obs) else ", load_next_obs=False"
-    said = f"a file of robomimic, with {quantities.count(len(each), 'demonstration')}"
+    said = f"a file of robomimic, with {quantities.count(len(each), 'demonstration')}, as its SequenceDataset reads it"
     line = f"worldmodel.robomimic({quoted(asked)}, [{', '.join(map(quoted, obs))}], seq_length={SEQUENCE_STEPS}{more})"
-    yield Shape("robots", [], f"{said}: the sequences of its SequenceDataset", line)
+    yield Shape("robots", [], said, line)
 
 
 def _is_of_steps(members: Layouts, name: str, like: Layout) -> bool:

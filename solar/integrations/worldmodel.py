@@ -49,6 +49,8 @@ NOT_OF_ROBOMIMIC = {
     "dataset_keys; here they have the type of the file until the loop casts them, as robomimic's does",
     "hdf5_use_swmr": "a file that is being written is not read; without it, the samples are the same",
     "hdf5_normalize_obs": "normalise batches in the loop, as later versions of robomimic do",
+    "action_keys": "name actions in dataset_keys, and join them in the loop",
+    "action_config": "normalise actions in the loop",
     "get_pad_mask": "leave out padded windows by pad_frame_stack=False and pad_seq_length=False",
 }
 

@@ -2,7 +2,7 @@
 
     grain_own_program.py FOLDER MODULE CLASS NAME [TEST ...]
 
-NAME is the source that this module of tests makes, of a list or of a range. The tests that are named are left out.
+NAME is the source that this module of tests makes, of a list or of a range. Without a TEST all tests of the class run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def source_of(folder: Path, *numbers: Any, **named: int) -> Source:
 
 
 def main() -> int:
-    folder, (module, of_class, name, *left_out) = Path(sys.argv[1]), sys.argv[2:]
+    folder, (module, of_class, name, *chosen) = Path(sys.argv[1]), sys.argv[2:]
     from absl import flags
 
     tests: Any = importlib.import_module(f"grain._src.python.{module}")
@@ -41,8 +41,8 @@ def main() -> int:
     above, _, last = name.rpartition(".")
     setattr(getattr(tests, above) if above else tests, last, partial(source_of, folder))
     case = getattr(tests, of_class)
-    names = [one for one in unittest.TestLoader().getTestCaseNames(case) if one not in left_out]
-    done = unittest.TextTestRunner(sys.stdout, verbosity=2).run(unittest.TestSuite(map(case, names)))
+    names = chosen or unittest.TestLoader().getTestCaseNames(case)
+    done = unittest.TextTestRunner(sys.stdout).run(unittest.TestSuite(map(case, names)))
     print(f"of {len([*folder.iterdir()])} files")
     return 0 if done.wasSuccessful() else 1
 

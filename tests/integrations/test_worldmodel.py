@@ -370,6 +370,12 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
         ({"hdf5_use_swmr": True}, "being written"),
         ({"hdf5_normalize_obs": True}, "normalise"),
         ({"get_pad_mask": True}, "pad_seq_length=False"),
+        ({"action_keys": ["actions"]}, "name actions in dataset_keys"),
+        (
+            {"dataset_keys": ["rewards", "donets"]},
+            "dataset_keys has 'donets', and /data/demo_0 has not: did you mean dones",
+        ),
+        ({"filter_by_attribute": "test"}, "no /mask/test; its masks are train"),
         ({"goal_mode": "first"}, "goal_mode='first'"),
         ({"goal_mode": "last", "load_next_obs": False}, "goes with load_next_obs"),
         ({"goal_mode": "last", "seq_length": 2, "pad_seq_length": False}, "and pad_seq_length"),
@@ -380,8 +386,12 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
     ):
         with pytest.raises(ValueError, match=said):
             worldmodel.robomimic(demonstrations, OBS, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="sequence="):
-        worldmodel.robomimic(demonstrations, OBS, sequence=3)
+    with pytest.raises(TypeError, match="robomimic takes no seq_len=; did you mean seq_length="):
+        worldmodel.robomimic(demonstrations, OBS, seq_len=3)
+    with pytest.raises(ValueError, match="obs_keys and dataset_keys name nothing"):
+        worldmodel.robomimic(demonstrations, [], dataset_keys=[])
+    with pytest.raises(LayoutError, match="obs_keys has 'camra', and /data/demo_0/obs has not: did you mean camera"):
+        worldmodel.robomimic(demonstrations, ["camra"])
     assert len(worldmodel.robomimic(demonstrations, OBS, hdf5_cache_mode=None, hdf5_use_swmr=False)) == 40
     with pytest.raises(LayoutError, match="2 files"):
         worldmodel.robomimic([demonstrations, demonstrations], OBS)
@@ -401,6 +411,16 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
         worldmodel.robomimic(wrong, OBS, filter_by_attribute="some")
     with pytest.raises(LayoutError, match="mask/none names no demonstration"):
         worldmodel.robomimic(wrong, OBS, filter_by_attribute="none")
+    with h5py.File(wrong, "a") as file:
+        for demo in file["data"].values():
+            del demo["next_obs"]
+    with pytest.raises(LayoutError, match="demonstrations have no next_obs: give load_next_obs=False"):
+        worldmodel.robomimic(wrong, OBS)
+    assert len(worldmodel.robomimic(wrong, OBS, load_next_obs=False)) == 40
+    with h5py.File(wrong, "a") as file:
+        del file["mask"]
+    with pytest.raises(LayoutError, match="it has no masks, so leave the argument out"):
+        worldmodel.robomimic(wrong, OBS, load_next_obs=False, filter_by_attribute="train")
     named = write_demonstrations(tmp_path / "named.hdf5", {"demo_0": 3, "first": 4})
     with pytest.raises(LayoutError, match="/data/first: demonstrations are named demo_0"):
         worldmodel.robomimic(named, OBS)
