@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # What DataLoader takes and Loader does not, and what to do instead. A false value asks for nothing, and is allowed.
 TRANSFORMS = "give the dataset a transform, or change batches in the loop"
-INSTEAD = {
+NOT_OF_ARRAYS = {
     "num_workers": "native threads of this process read; solar.set_num_threads says how many. Leave it out",
     "prefetch_factor": "give ahead=, a number of batches",
     "persistent_workers": "there are no worker processes: leave it out",
@@ -106,7 +106,7 @@ class Loader:
         timeout: float = 0,
         **others: Any,
     ) -> None:
-        refuse_arguments("solar.arrays.Loader", others, INSTEAD, signature(Loader).parameters)
+        refuse_arguments("solar.arrays.Loader", others, NOT_OF_ARRAYS, signature(Loader).parameters)
         if not isinstance(ahead, SupportsIndex | None):
             raise TypeError(f"ahead={ahead!r:.60}: it is a number of batches, or None")
         if not isinstance(timeout, int | float):

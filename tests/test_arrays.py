@@ -23,7 +23,7 @@ from mpi_kit import under_mpi
 from ragged_kit import KINDS, data_of
 
 from solar import CodecError, Crops, DataLoader, Field, H5Dataset, PlanError, PlanSampler, ReadError, Windows, World
-from solar.arrays import INSTEAD, Loader
+from solar.arrays import NOT_OF_ARRAYS, Loader
 from solar.io.system.waiting import WaitTimeout
 from solar.samples.pending import PendingBatch
 
@@ -278,7 +278,7 @@ def test_the_page_has_a_row_for_every_argument() -> None:
         ({"ahead": "x"}, "ahead='x': it is a number of batches"),
         ({"timeout": None}, "timeout=None: it is a number of seconds"),
         ({"world": 3}, "world=3: it is a solar.World"),
-        ({"shufle": True}, "takes no shufle=; did you mean shuffle="),
+        ({"shuffled": True}, "takes no shuffled=; did you mean shuffle="),
         ({"colour": True}, "solar.arrays.Loader takes no colour=$"),
     ],
     ids=str,
@@ -289,14 +289,14 @@ def test_what_makes_no_sense_is_refused(path: str, options: dict[str, Any], said
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("name", INSTEAD)
+@pytest.mark.parametrize("name", NOT_OF_ARRAYS)
 def test_habits_of_others_are_told_what_takes_their_place(path: str, name: str) -> None:
     data = H5Dataset(path, "x")
-    with pytest.raises(PlanError, match=re.escape(f"solar.arrays.Loader takes no {name}=4: {INSTEAD[name]}")):
+    with pytest.raises(PlanError, match=re.escape(f"solar.arrays.Loader takes no {name}=4: {NOT_OF_ARRAYS[name]}")):
         Loader(data, 4, **{name: 4})
     for nothing in (None, False, 0):
         assert len([*Loader(data, 30, **{name: nothing})]) == -(-len(data) // 30)
-    named = re.findall(r"\b(\w+)=", INSTEAD[name].partition("solar.")[0])
+    named = re.findall(r"\b(\w+)=", NOT_OF_ARRAYS[name].partition("solar.")[0])
     assert {*named} <= {*inspect.signature(Loader).parameters}
 
 

@@ -269,7 +269,7 @@ class ZipStore:
                     self._facts = identity(path)
             else:
                 self._facts = facts_of(os.stat(path))
-            with zipfile.ZipFile(_ZipDirectory((path, self._facts))) as members:  # type: ignore[arg-type]
+            with zipfile.ZipFile(_ZipDirectory((path, self._facts))) as members:
                 self._members = {name: one for name, one in members.NameToInfo.items() if not name.endswith("/")}
                 self._names = sorted(self._members)
         except ReadError:

@@ -38,7 +38,7 @@ PATH = "path"  # the column that `include_paths` adds, as with Ray's own readers
 RAY_BLOCK_NBYTES = 128 << 20  # of a block where Ray does not say
 TEXT_NBYTES = 32  # of a text of variable length, about
 # What H5Dataset, other readers of Ray and torch's loader take and read_hdf5 does not, and what to do instead.
-INSTEAD = {
+NOT_OF_RAY = {
     "transform": "use Dataset.map",
     "thread_safe": "it belongs to transform: use Dataset.map",
     "collective_open": "only the driver opens files: leave it out",
@@ -87,8 +87,8 @@ def read_hdf5(
     as Ray assigns it cores, unless SOLAR_THREADS says otherwise. Its errors are solar's, as well as Ray's RayTaskError.
     """
     names = signature(read_hdf5).parameters.keys() | signature(H5Dataset).parameters.keys()
-    foreign = {name: value for name, value in options.items() if name in INSTEAD or name not in names}
-    refuse_arguments("read_hdf5", foreign, INSTEAD, names - INSTEAD.keys())
+    foreign = {name: value for name, value in options.items() if name in NOT_OF_RAY or name not in names}
+    refuse_arguments("read_hdf5", foreign, NOT_OF_RAY, names - NOT_OF_RAY.keys())
     options = {name: value for name, value in options.items() if name not in foreign}
     source = H5Datasource(H5Dataset(paths, fields, **options), names_of(fields), include_paths)
     return read_datasource(

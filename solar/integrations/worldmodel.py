@@ -154,7 +154,8 @@ def _episode_lengths(file: str) -> NDArray[np.int64]:
             f"not: {instead} ({str(error).removeprefix(f'{file}: ')})"
         ) from None
     if of_lengths.shape == of_offsets.shape and len(of_lengths.shape) == 1 and of_lengths.dtype.kind in "iu":
-        lengths, offsets = (read(file, name).astype(np.int64) for name in EPISODES)
+        lengths: NDArray[np.int64] = read(file, EPISODES[0]).astype(np.int64)
+        offsets = read(file, EPISODES[1]).astype(np.int64)
         if np.array_equal(offsets, np.cumsum(lengths) - lengths) and lengths.min(initial=0) >= 0:
             return lengths
     raise LayoutError(
