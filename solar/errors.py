@@ -7,7 +7,8 @@
       CodecError(SolarError, ValueError)    stored bytes cannot be decoded, or a checksum is wrong
 
 A message says what was asked, what was found, in which file, and what to do. A mistake in a call raises TypeError,
-ValueError or IndexError, as everywhere in Python, not a SolarError.
+ValueError or IndexError, as everywhere in Python, not a SolarError. An argument that another library has in its place
+is a PlanError that says what to give instead.
 """
 
 from __future__ import annotations
