@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from solar.buffer.buffer import LoaderBuffer, begin_pass
 from solar.buffer.buffer_memory import AheadSpec
 from solar.buffer.buffer_size import Profile, Size
-from solar.errors import PlanError, ReadError
+from solar.errors import PlanError, ReadError, refuse_arguments
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch_queue import BatchFuture, BatchQueue, begin_epoch, failed_batch
 from solar.loader.batch_sources import Assemble, DirectSource, assembly, direct_source
@@ -34,6 +35,32 @@ from solar.values import World
 
 if TYPE_CHECKING:
     from solar.buffer.buffered_pass import BufferedPass
+
+
+# What DataLoader takes and Loader does not, and what to do instead. A false value asks for nothing, and is allowed.
+TRANSFORMS = "give the dataset a transform, or change batches in the loop"
+NOT_OF_ARRAYS = {
+    "num_workers": "native threads of this process read; solar.set_num_threads says how many. Leave it out",
+    "prefetch_factor": "give ahead=, a number of batches",
+    "persistent_workers": "there are no worker processes: leave it out",
+    "worker_init_fn": "there are no worker processes: leave it out",
+    "multiprocessing_context": "there are no worker processes: leave it out",
+    "in_order": "batches always come in order: leave it out",
+    "pin_memory": "arrays are in plain memory; jax.device_put(batch) copies one while the step before computes",
+    "pin_memory_device": "arrays are in plain memory: leave it out",
+    "device": "jax.device_put(batch), or solar.DataLoader(..., device=) with torch",
+    "device_transform": "call it with the batch in the loop, or use solar.DataLoader with torch",
+    "collate_fn": TRANSFORMS,
+    "transform": TRANSFORMS,
+    "batch_sampler": "give batch_size=, and sampler=solar.PlanSampler(...) for another order",
+    "generator": "give seed=, a number",
+    "exchange": "use solar.DataLoader, with torch",
+    "service": "use solar.DataLoader, with torch",
+    "num_replicas": "give world=solar.World(rank, ranks)",
+    "rank": "give world=solar.World(rank, ranks)",
+    "tail": "give sampler=solar.PlanSampler(dataset, tail=...)",
+    "drop_remainder": "give drop_last=True",
+}
 
 
 class Loader:
@@ -77,9 +104,17 @@ class Loader:
         epochs: int | None = None,
         storage: Profile = None,
         timeout: float = 0,
+        **others: Any,
     ) -> None:
+        refuse_arguments("solar.arrays.Loader", others, NOT_OF_ARRAYS, signature(Loader).parameters)
+        if not isinstance(ahead, SupportsIndex | None):
+            raise TypeError(f"ahead={ahead!r:.60}: it is a number of batches, or None")
+        if not isinstance(timeout, int | float):
+            raise TypeError(f"timeout={timeout!r:.60}: it is a number of seconds, or 0 for no limit")
+        if not isinstance(world, World | None):
+            raise TypeError(f"world={world!r:.60}: it is a solar.World, such as World(rank, ranks), or None")
         if isinstance(found := sample_source(dataset), str):
-            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}")
+            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}: make one, H5Dataset(path, fields)")
         if sampler is None:
             ranks, rank = (None, None) if world is None else (world.ranks, world.rank)
             sampler = PlanSampler(dataset, ranks, rank, shuffle, seed)

@@ -26,8 +26,8 @@ from solar.errors import LayoutError, ReadError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, default_folder, keep, quietly
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
-from solar.io.hdf5.zarr_far import FAR_THREADS
 from solar.io.hdf5.zarr_stores import (
+    FAR_THREADS,
     Facts,
     StoredCells,
     facts_of,

@@ -30,6 +30,7 @@ UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come,
 REPEATED_FOR = 30.0  # seconds from the first request for some bytes, after which no other one for them begins
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
 REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP, errno.EFBIG)  # of ours
+ROLE_OF_MACHINE = "http://169.254.169.254/"  # where the libraries of clouds ask for credentials at last
 LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
 
 Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
@@ -235,6 +236,11 @@ def _refusal(error: BaseException) -> tuple[int, str]:
         return errno.ENOENT, "there is no such object"
     if isinstance(error, (library.PermissionDeniedError, library.UnauthenticatedError)):
         return errno.EACCES, f"the server refuses: look at the credentials (docs/remote.md): {said}"
+    if ROLE_OF_MACHINE in said:
+        return errno.EACCES, (
+            "no credentials were found, and the machine has no role that gives some: docs/remote.md says where they "
+            f"are looked for; AWS_SKIP_SIGNATURE=true reads public buckets: {said}"
+        )
     if isinstance(error, library.NotSupportedError):
         return errno.ENOTSUP, f"its server sends no parts of files: use one that does, or copy the file here: {said}"
     return errno.EREMOTEIO, said or type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -141,6 +141,8 @@ class PlanSampler(TorchDistributedSampler):
         drop = drop_last if tail is None else tail == "drop"
         # What torch's DistributedSampler sets. It is not called, for it is there only where torch is imported.
         self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
+        if not isinstance(seed, SupportsIndex):
+            raise TypeError(f"seed={seed!r:.60}: it is a whole number, which all ranks give alike")
         self.epoch, self.drop_last, self.shuffle, self.seed = 0, drop, shuffle, seed
         self.tail: Tail = tail or ("drop" if drop else "pad")
         by = {"weights": weights, "labels": labels, "per_class": per_class, "groups": groups, "order": order}
@@ -447,7 +449,13 @@ def seeded(samples: int, seed: int) -> Indices:
     if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and (MODULE not in sys.modules or _as_torch()):
         found: Indices = _native.randperm(samples, seed)
         return found
-    import torch  # which draws in another way for so many
+    try:
+        import torch  # which draws in another way for so many
+    except ModuleNotFoundError:
+        raise PlanError(
+            f"to shuffle {samples:,} samples with seed={seed} needs PyTorch: pip install torch, or give "
+            "a seed from 0 on, and fewer than 214 million samples"
+        ) from None
 
     return permutation(samples, torch.Generator("cpu").manual_seed(seed))
 
