@@ -307,7 +307,7 @@ def test_after_a_process_could_not_be_started_the_next_one_starts(monkeypatch: p
         raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
     monkeypatch.setattr(reduction, "sendfds", fail)
-    with pytest.raises(SolarError, match="cannot be started: .*No buffer space"):
+    with pytest.raises(SolarError, match=r"cannot be started: .*No buffer space"):
         Processes(1, call)
     with Processes(1, call) as processes:
         assert processes.submit((same_again, 3)).wait(SOON) == 3

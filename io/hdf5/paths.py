@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from itertools import islice
 
 from solar.errors import LayoutError, ReadError
-from solar.io.remote.location import HUB, at_commit, folders_in, listed, place_of, ready
+from solar.io.remote.location import HUB, at_commit, can_list, folders_in, listed, place_of, ready
 from solar.io.system.identity import ZARR_MARKS, is_zarr_folder
-from solar.values import UNVERSIONED, is_url
+from solar.values import is_url
 
 SUGGESTIONS = 3  # suggestions at most
 LOOKED_AT = 10_000  # paths compared at most
@@ -222,7 +222,7 @@ def _files_of_url(url: str) -> list[str]:
                 "name ends in .zip, its files are not compressed), or copy the store to a local disk"
             )
         url = url.rstrip("/")
-    pattern = glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http")
+    pattern = glob.has_magic(url) and can_list(url)
     several = url.endswith("/") or pattern
     place_of(url)
     ready([url])

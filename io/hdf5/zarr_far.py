@@ -28,8 +28,7 @@ from solar.io.hdf5.zarr_stores import (
     place_of_key,
 )
 from solar.io.remote.fetch import as_read_error, fetched_whole, object_identity
-from solar.io.remote.location import folders_in, objects_below
-from solar.values import UNVERSIONED
+from solar.io.remote.location import can_list, folders_in, objects_below
 
 MOST_LISTED = 20_000_000  # objects: each takes some hundred bytes of memory
 NOT_LISTED = "a web server does not tell what lies there"
@@ -43,7 +42,7 @@ class FarStore:
     def __init__(self, path: str) -> None:
         self.path = path
         self._root = without_mark(path).rstrip("/")
-        self._lists = not path.removeprefix(UNVERSIONED).startswith("http")
+        self._lists = can_list(path)
         self._fetched: dict[str, tuple[Node, Facts] | None] = {}  # objects of metadata, and those that are not there
 
     def place(self, key: str) -> str:
