@@ -17,7 +17,7 @@ from solar.planning.pass_uses import SampleUses
 from solar.service.pace import StragglerPolicy
 from solar.service.scheduler import PlannedWindow
 from solar.service.shared_reader import ENTRIES, SharedReader
-from solar.service.window import Member, shares_of
+from solar.service.window import JobOrder, Member, Pace, shares_of
 
 TRACES, LENGTH = 400, 40
 
@@ -60,6 +60,7 @@ class Service:
         monkeypatch.setattr("solar.service.scheduler.reach", lambda *_: 0.0)
         self.jobs: list[Member | None] = [None] * jobs
         self.counts = [0] * jobs
+        self.holders: list[Member] = []
         self.reader = reader = object.__new__(SharedReader)
         reader.slack = StragglerPolicy(float(SLACK))
         reader.members, reader._steps, reader._held = [], deque(), deque()
@@ -98,7 +99,7 @@ class Service:
         rows = np.arange(model.KNOWN, dtype=np.int32)
         uses = SampleUses(None, rows, np.arange(model.KNOWN + 1))
         ledger: Any = SimpleNamespace(made=1, waits=0, waited=0.0, announce=lambda *_: None, gone=lambda _: None)
-        self.jobs[at] = member = Member(str(at), at, 1, 1, ledger, [uses], deque(maxlen=32), 1, 1)
+        self.jobs[at] = member = Member(str(at), at, 1, 1, ledger, JobOrder([uses]), Pace(deque(maxlen=32)), 1)
         self.reader.members.append(member)
 
     def plan(self) -> None:
@@ -121,9 +122,9 @@ class Service:
         """What its thread does when it is rung, or some time has passed."""
         reader = self.reader
         full = len(reader._held) >= ROOM and bool(reader._steps)
-        reader.slack.look(1000.0 if full else 0.0, len(reader._held) < ENTRIES - 1, reader.members, False)
+        reader.slack.look(1000.0 if full else 0.0, len(reader._held) < ENTRIES - 1, reader.members, self.holders)
         reader._give_back()
-        reader._leave_behind()
+        self.holders = reader._leave_behind()
 
     def state(self) -> tuple[Any, ...]:
         """What the model has, too."""
@@ -137,7 +138,7 @@ def numbers(shares: list[Any]) -> tuple[tuple[int, int], ...]:
 
 
 def facts_of(member: Member) -> tuple[int, int, int, float, float]:
-    return member.ledger.made, member.planned, member.announced, round(4 * member.held), round(member.stood)
+    return member.ledger.made, member.planned, member.announced, round(4 * member.pace.held), round(member.pace.stood)
 
 
 def facts(state: State) -> tuple[Any, ...]:

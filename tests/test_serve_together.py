@@ -23,7 +23,7 @@ from solar.service.scheduler import ENTRIES, Scheduler
 from solar.service.served_data import description_of, served_data
 from solar.service.shared_data import SharedData, open_data
 from solar.service.shared_reader import SharedReader, SharedReaders, memory_parts
-from solar.service.window import Member, Window, WindowShare, fits, stretch, take_turns
+from solar.service.window import JobOrder, Member, Pace, Window, WindowShare, fits, stretch, take_turns
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -95,7 +95,7 @@ def nodes_of(
             most = max(int(uses.sizes.max()) for uses in epochs)
             slots = max(int(of_node.slots(uses).max()) for uses in epochs)
             ledger = _native.Ledger(ENTRIES, len(of_node.fields), most)
-            one.members.append(Member("a job", seed, most, slots, ledger, epochs, deque(), 0, 0))
+            one.members.append(Member("a job", seed, most, slots, ledger, JobOrder(epochs), Pace(deque())))
         found.append((one, take_turns(one.members, [1.0] * len(own), others=len(wires) > 1)))
     return found
 
@@ -141,7 +141,7 @@ def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[
         for rank, (part, (_, here)) in enumerate(zip(parts, nodes, strict=True)):
             for step in range(len(part.batches.starts) - 1):
                 at = number * windows[0].length + step
-                wanted = {row for turn in here for row in turn.member.stretch(at, at + 1).rows.tolist()}
+                wanted = {row for turn in here for row in turn.member.order.stretch(at, at + 1).rows.tolist()}
                 own = part.batches.rows[part.batches.starts[step] : part.batches.starts[step + 1]].tolist()
                 assert len(own) == len(wanted) and set(own) == wanted
             rows = part.planned.rows
@@ -228,7 +228,7 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, _)] = nodes_of(scan, [[1, 2]], int(share * SAMPLES * 1024))
     for member in one.members:
-        member.planned = member.known - int(left * SAMPLES / BATCH)
+        member.planned = member.order.known - int(left * SAMPLES / BATCH)
     here = take_turns(one.members, [1.0, 1.0])
     [window] = planned([(one, here)])
     assert len(window.passes.segments) > 4

@@ -124,8 +124,8 @@ class Scheduler:
         there = [one for one in self.members if not one.left]
         for one, rate in zip(there, self.slack.rates(there), strict=True):
             one.skip(int(len(self._steps) * rate))
-            one.forget()
-        there = [one for one in there if one.planned < one.known]
+            one.order.forget(one.planned)
+        there = [one for one in there if one.planned < one.order.known]
         return take_turns(there, self.slack.rates(there), others=self.cluster.ranks > 1)
 
     def _news(self, changed_at: float, since: float) -> bool:
@@ -147,7 +147,7 @@ class Scheduler:
         """Returns the window to plan now, for all nodes; None if no job wants anything."""
         begin, nbytes = time.monotonic(), self.opened.sample_nbytes
         rows = max(piece.slots for piece in self.opened.pieces)
-        pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
+        pace = min(filter(None, (typical(one.member.pace.lately) for one in here)), default=0.0)
         own = wanted_by(here, rows, self.ring // max(1, nbytes), pace)
         every = [Wants(**one.value) for one in self.cluster.all(own._asdict())]
         with self.changed:
@@ -264,13 +264,13 @@ class Scheduler:
         """
         with self.changed:
             there = [one for one in window.members if not one.member.left]
-            grown = [one for one in there if one.member.known > one.end]
+            grown = [one for one in there if one.member.order.known > one.end]
             if any(one.member.planned + window.length >= one.end for one in grown):
                 return True  # it would wait for its next batch until the window is over
             if time.monotonic() - self._changed_at < SETTLES:
                 return False
             planned = [one.member for one in there]
-            waits = any(one not in planned and not one.left and one.planned < one.known for one in self.members)
+            waits = any(one not in planned and not one.left and one.planned < one.order.known for one in self.members)
             return waits or len(there) < len(window.members) or (bool(grown) and not 0.25 < done < 0.75)
 
     def _append(

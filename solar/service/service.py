@@ -37,7 +37,7 @@ from solar.service.nodes import Nodes
 from solar.service.pace import SLACK, typical
 from solar.service.scheduler import ENTRIES
 from solar.service.shared_data import SharedData, data_digest, open_data
-from solar.service.shared_reader import SharedReader, SharedReaders
+from solar.service.shared_reader import BEGINS, SharedReader, SharedReaders
 from solar.service.window import Member
 
 log = logging.getLogger("solar")
@@ -287,7 +287,7 @@ class Service:
         with self._lock:
             number, caller.next = caller.next, caller.next + 1
             caller.members[number] = hall, member
-        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": member.begins}
+        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": BEGINS}
         return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
 
     def _member(self, caller: Client, message: dict[str, Any]) -> tuple[SharedReader, Member]:
@@ -331,8 +331,8 @@ class Service:
         jobs = []
         for one in [one for hall in halls for one in list(hall.members)]:
             waits = one.ledger.waits > one.ledger.made
-            done = {"batches": one.ledger.made, "told": one.known}
-            pace = {"seconds": typical(one.lately), "rate": one.rate, "held": one.held}
+            done = {"batches": one.ledger.made, "told": one.order.known}
+            pace = {"seconds": typical(one.pace.lately), "rate": one.rate, "held": one.pace.held}
             jobs.append({"name": one.name, **done, **pace, "waits": waits, "why": one.why})
         counts = self._halls.counts()
         return {

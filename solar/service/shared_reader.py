@@ -30,7 +30,7 @@ from solar.service.cluster import Cluster, SingleNode
 from solar.service.nodes import Nodes
 from solar.service.scheduler import ENTRIES, PlannedWindow, Scheduler
 from solar.service.shared_data import SharedData
-from solar.service.window import Member, Share
+from solar.service.window import JobOrder, Member, Pace, Share
 
 log = logging.getLogger("solar")
 
@@ -83,7 +83,7 @@ class SharedReader(Scheduler):
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
-            member = Member(name, process, most, slots, ledger, [first], lately, BEGINS, BEGINS)
+            member = Member(name, process, most, slots, ledger, JobOrder([first]), Pace(lately), BEGINS)
             self.members.append(member)
             self._tell()
         return member
@@ -93,7 +93,7 @@ class SharedReader(Scheduler):
         if int(uses.sizes.max()) > member.most or int(self.opened.slots(uses).max()) > member.slots:
             raise Refused("these batches are larger than those before", again=True)
         with self.changed:
-            member.epochs.append(uses)
+            member.order.epochs.append(uses)
             self._tell()
 
     def leave(self, member: Member) -> None:
@@ -219,6 +219,7 @@ class SharedReader(Scheduler):
 
     def _keep(self) -> None:
         """Frees batches that all jobs have copied, and stops waiting for stragglers."""
+        holders: list[Member] = []
         while not self._closing:
             select.select([self.bell], [], [], TICK)
             with suppress(BlockingIOError):
@@ -226,9 +227,9 @@ class SharedReader(Scheduler):
             with self.changed:
                 waiting = any(one.waiting and one.announced < one.planned for one in self.members)
                 elsewhere = self.cluster.waiting(waiting)
-                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, elsewhere)
+                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, holders, elsewhere)
                 self._give_back()
-                self._leave_behind()
+                holders = self._leave_behind()
 
     def _give_back(self) -> None:
         before = len(self._held)
@@ -237,13 +238,16 @@ class SharedReader(Scheduler):
         if len(self._held) != before:
             self.changed.notify_all()
 
-    def _leave_behind(self) -> None:
+    def _leave_behind(self) -> list[Member]:
+        """Stops waiting for stragglers. Returns the jobs that had not made the oldest step."""
         oldest = self._held[0][1] if self._held else []
-        for one in self.slack.behind([s.member for s in oldest if not s.member.done(s.number)], self.members):
-            one.detach(f"it held back others for {max(one.held, one.stood):.1f} s")
+        holders = [s.member for s in oldest if not s.member.done(s.number)]
+        for one in self.slack.behind(holders, self.members):
+            one.detach(f"it held back others for {max(one.pace.held, one.pace.stood):.1f} s")
             log.info("%s is left behind: %s", one.name, one.why)
             self._tell()
         self._give_back()
+        return holders
 
 
 # SharedReaders: the data sets that jobs read at a time, each with its part of the memory.
