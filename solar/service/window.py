@@ -1,4 +1,4 @@
-"""Window: what is planned at a time, and for which jobs. Member: a job, its order, its pace, and how far it has come."""
+"""Window: what is planned at a time, and for which jobs. Member: a job, with its order and its pace."""
 
 from __future__ import annotations
 
