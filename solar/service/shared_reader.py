@@ -261,7 +261,7 @@ class SharedReaders:
     """A shared reader for each data set in use. The memory is divided anew when a data set is added."""
 
     def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
-        self.memory, self.slack, self._nodes = memory, slack, nodes
+        self.memory, self.slack, self.nodes = memory, slack, nodes
         self._halls: dict[str, SharedReader] = {}  # by the facts of the data
         self._known: dict[
             str, SharedData
@@ -294,8 +294,8 @@ class SharedReaders:
         with self._lock:
             if self._over:
                 raise Refused("the service ends")
-            if self._nodes is not None:
-                self._nodes.check(data)
+            if self.nodes is not None:
+                self.nodes.check(data)
             there = {facts: one for facts, one in self._known.items() if facts in wanted} | {data.facts: data}
             parts = dict(zip(there, memory_parts(self.memory, [one.nbytes for one in there.values()]), strict=True))
             self._known = there
@@ -309,7 +309,7 @@ class SharedReaders:
                 )
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
-            cluster = None if self._nodes is None else self._nodes.of(data)
+            cluster = None if self.nodes is None else self.nodes.of(data)
             try:
                 made = SharedReader(data, parts[data.facts], self.memory, self.slack, cluster)
             except BufferTooSmall as error:
