@@ -170,12 +170,12 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
         made.append((len(makers), more[1][0] is None))
         return PlannedPasses(makers, first, pieces, memory, batch, *more)
 
-    monkeypatch.setattr("solar.service.scheduler.PlannedPasses", passes)
+    monkeypatch.setattr("solar.service.window_planner.PlannedPasses", passes)
     nodes = nodes_of(scan, [[1, 2, 3]])
     planned(nodes)
-    ways = nodes[0][0]._policies
+    ways = nodes[0][0].planner._policies
     planned(nodes)
-    assert nodes[0][0]._policies is ways
+    assert nodes[0][0].planner._policies is ways
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
@@ -212,11 +212,11 @@ def test_trainings_that_come_out_of_step_have_nothing_read_again(
     monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, here)] = nodes_of(scan, [[1, 1, *([1] if grows else [])]], 64 * 4 * BATCH * 1024)
     [first] = planned([(one, here)])
-    one._parts, room = first.parts, one._used
+    one.planner.parts, room = first.parts, one.planner.used
     ends = [turn.end - number * shift for number, turn in enumerate(here)]
     shifted = [turn._replace(begin=turn.end - n, steps=turn.steps[:n]) for turn, n in zip(here, ends, strict=True)]
     [window] = planned([(one, shifted)])
-    assert (one._used == room and fits(window.parts, one._parts)) != grows
+    assert (one.planner.used == room and fits(window.parts, one.planner.parts)) != grows
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -234,7 +234,14 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     assert len(window.passes.segments) > 4
     every = alone(stretch(one.opened, here, 0, len(here[0].steps)))
     whole = PlannedPasses(
-        [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.policies, False
+        [lambda: every],
+        0,
+        window.passes.pieces,
+        one.planner.budget.parts,
+        2 * BATCH,
+        [SLOW],
+        window.passes.policies,
+        False,
     )
     took, wanted = (total(counts_of([one])) for one in (window, window._replace(passes=whole)))
     assert took.reads == wanted.reads and took.requests <= wanted.requests + len(window.passes.segments)

@@ -1,6 +1,6 @@
 """ServedRun: takes batches from a service, and reads them itself where the service does not.
 
-Membership: the job that it is there.
+Membership: its job in the service.
 """
 
 from __future__ import annotations

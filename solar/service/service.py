@@ -377,7 +377,7 @@ class Service:
             "first_file": real(min(self.files))[:1000],
             "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
             "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
-            "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,
+            "head": max(halls, key=lambda one: one.memory).queue.head if halls else -1.0,
             "waited": max((one.pool.waited for one in halls), default=0.0),
             "nodes": 1 if self.nodes is None else self.nodes.ranks,
             "node": 0 if self.nodes is None else self.nodes.rank,
