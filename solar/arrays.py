@@ -21,8 +21,8 @@ from solar.buffer.buffer_size import Profile, Size
 from solar.errors import PlanError, ReadError
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch_queue import BatchFuture, BatchQueue, begin_epoch, failed_batch
-from solar.loader.batch_sources import FOLDED, ReaderBatches, RunBatches, assembly, of_reader, of_run
-from solar.loader.stats import Stats
+from solar.loader.batch_sources import Assemble, DirectSource, assembly, direct_source
+from solar.loader.stats import FOLDED, Stats
 from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset
@@ -161,12 +161,14 @@ def _epoch(
     try:
         begin_epoch(begin, source, source, buffered, queue.position, timeout, gone=True)
         stats.waited("plan" if passes else "start", time.perf_counter() - asked)
-        found = _direct_source(source, passes, queue, state.batch_size or 0)
+        assemble = _assembly(source)
+        one_pass, limits = (passes[0] if passes else None), (queue.ahead, queue.ahead_nbytes)
+        found = assemble and direct_source(one_pass, queue.indices, source, state.batch_size or 0, limits)
         for one in passes:
             queue.indices, queue.ahead, queue.ahead_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
-        if found is not None:
+        if assemble and found:
             try:
-                yield from _direct_batches(found, queue.position, stats, timeout)
+                yield from _direct_batches(found, assemble, queue.position, stats, timeout)
             finally:
                 begun = [_batch(source, queue.position, *one) for one in found.leave()]
                 queue.go_on(begun, found.indices, found.begun)
@@ -180,22 +182,15 @@ def _epoch(
             one.leave()
 
 
-def _direct_source(
-    source: SampleSource, passes: list[BufferedPass], queue: BatchQueue, samples: int
-) -> RunBatches | ReaderBatches | None:
-    """Returns where batches come from that need nothing but to be read; None if they need more."""
+def _assembly(source: SampleSource) -> Assemble | None:
+    """Returns what makes batches that need nothing but to be read; None if they need more."""
     if source.first.transform is not None or any(field is not None for field in leaves(source.first.fields)):
         return None
-    assemble = assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
-    if assemble is None:
-        return None
-    if passes:
-        return of_run(passes[0], assemble, None)
-    return of_reader(queue.indices, source, assemble, samples, queue.ahead, queue.ahead_nbytes, None)
+    return assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
 
 
 def _direct_batches(
-    found: RunBatches | ReaderBatches, position: EpochPosition, stats: Stats, timeout: float
+    found: DirectSource, assemble: Assemble, position: EpochPosition, stats: Stats, timeout: float
 ) -> Iterator[Any]:
     """Yields batches as they come, until one needs more or fails; the queue goes on with that one."""
     held, handed_out = (found.ahead + 1) * found.nbytes, 0.0  # the next is begun before one is handed out
@@ -218,7 +213,7 @@ def _direct_batches(
                 stats.whole()
             elif len(stats.noted) >= FOLDED:
                 stats.fold()
-            yield found.assemble(parts)
+            yield assemble(parts)
             del parts, came  # or their memory would stay until the next is there
     finally:
         stats.held(-held)

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from solar.errors import LayoutError, ReadError
-from solar.io.remote.fetch import as_read_error, ready
-from solar.io.remote.location import HUB, at_commit, folders_in, listed, place_of
+from solar.io.remote.location import HUB, at_commit, folders_in, listed, place_of, ready
 from solar.io.system.identity import is_zarr_folder
 from solar.values import UNVERSIONED, is_url
 
@@ -197,6 +196,8 @@ def _stores_that_match(url: str) -> list[str]:
     folder, _, name = url.rpartition("/")
     if glob.has_magic(folder):
         raise LayoutError(f"{url}: of stores only the last name may be a pattern")
+    from solar.io.remote.fetch import as_read_error
+
     with as_read_error(url):
         found = [f"{folder}/{one}" for one in folders_in(folder) if fnmatch.fnmatchcase(one, name)]
     if not found:

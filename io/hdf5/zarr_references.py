@@ -37,8 +37,8 @@ from solar.io.hdf5.zarr_stores import (
     place_of_key,
     text_of_file,
 )
-from solar.io.remote.fetch import as_read_error, fetched_whole, ready
-from solar.io.remote.location import place_of, sibling
+from solar.io.remote.fetch import as_read_error, fetched_whole
+from solar.io.remote.location import place_of, ready, sibling
 from solar.values import is_unversioned, is_url
 
 MOST_REFERENCES = 256 << 20  # bytes of a reference file: some millions of chunks

@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,10 +19,10 @@ import numpy as np
 
 from solar import _native
 from solar.errors import ReadError
-from solar.io.remote.location import HUB, place_of, printable_url, source_of, store_of
+from solar.io.remote.location import HUB, place_of, printable_url, ready, source_of, store_of
 from solar.io.system import lifecycle
 from solar.io.system.waiting import start_thread
-from solar.values import UNVERSIONED, is_unversioned, is_url
+from solar.values import UNVERSIONED, is_unversioned
 
 IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
 EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, times what the quickest takes
@@ -35,12 +35,9 @@ LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the pr
 Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
 
 
-def ready(paths: Iterable[str]) -> None:
-    """Starts the threads if one of the paths is a URL. Raises ReadError if that is impossible."""
-    url = next(filter(is_url, paths), None)
-    if url is not None:
-        place_of(url)
-        _Fetchers.get(url)
+def start_fetching(url: str) -> None:
+    """Starts the threads. Raises ReadError if that is impossible."""
+    _Fetchers.get(url)
 
 
 class _Fetchers:

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError, renamed_arguments
-from solar.io.remote.fetch import fetched, identity, ready
+from solar.io.remote.fetch import fetched, identity
 from solar.io.remote.location import printable_url as in_public
+from solar.io.remote.location import ready
 from solar.io.system.profile import Profile, Rate, file_system, fit_storage, merge_rates
 from solar.io.system.waiting import GLANCE, until
 from solar.values import is_url

@@ -16,7 +16,6 @@ import numpy as np
 from solar import _native
 from solar.errors import PlanError, renamed_arguments
 from solar.io.channels import detect
-from solar.samplers.order_arguments import Amount, Column, Order, PerClass, choose_order
 from solar.samplers.orders import EpochOrder
 from solar.samplers.orders import Indices as Indices
 from solar.samplers.states import check_by, check_order
@@ -25,6 +24,9 @@ from solar.samples.torch_bases import MODULE, torch_base
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
+
+    from solar.samplers.mixture import Mixture
+    from solar.samplers.order_arguments import Amount, Column, Order, PerClass
 
     TorchDistributedSampler = DistributedSampler[int]
     TorchBatchSampler = BatchSampler
@@ -143,6 +145,8 @@ class PlanSampler(TorchDistributedSampler):
         self.tail: Tail = tail or ("drop" if drop else "pad")
         by = {"weights": weights, "labels": labels, "per_class": per_class, "groups": groups, "order": order}
         by |= {"by_length": by_length, "run": run, "study": study, "block": block, "window": window}
+        from solar.samplers.order_arguments import choose_order
+
         self.by = choose_order(dataset, by, num_samples, shuffle)  # None: torch's shuffle
         self.total_size = self._size(self.length)
         self.num_samples = self.total_size // num_replicas
@@ -465,3 +469,9 @@ def distributed_order(samples: int, seed: int | None) -> Indices:
     order = ascending(samples) if seed is None else seeded(samples, seed)
     order.setflags(write=False)
     return order
+
+
+def is_mixture(dataset: object) -> TypeGuard[Mixture]:
+    """Returns whether it is a solar.Mixture, without importing that module, which needs torch."""
+    module = sys.modules.get("solar.samplers.mixture")
+    return module is not None and isinstance(dataset, module.Mixture)
