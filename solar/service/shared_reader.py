@@ -159,7 +159,8 @@ class SharedReader(Scheduler):
     def _given_up(self, why: str) -> None:
         """Ends the reader at once, without waiting for a job: services of other nodes wait for its last message."""
         self._give_up(why)
-        threading.Thread(target=self.close, args=(why,), name="solar-close", daemon=True).start()
+        with suppress(RuntimeError):  # no thread can begin: the next to ask for these data, or the end, closes it
+            threading.Thread(target=self.close, args=(why,), name="solar-close", daemon=True).start()
 
     @property
     def over(self) -> bool:
