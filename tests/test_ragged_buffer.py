@@ -20,7 +20,6 @@ from solar.values import Storage
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 32)
-    monkeypatch.setattr("solar.samples.ragged_reader.LONG_NBYTES", 12)  # so that there are long runs, and short ones
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")

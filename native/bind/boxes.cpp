@@ -1,4 +1,4 @@
-// Samples that are boxes of volumes.
+// Samples that are cut out of blocks: boxes of volumes, and runs of rows.
 
 #include "solar/boxes.hpp"
 
@@ -32,6 +32,7 @@ void bind_boxes(nb::module_& module) {
       .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>, std::vector<std::uint64_t>,
                     std::vector<std::int64_t>>(),
            "source"_a, "block"_a, "box"_a, "shape"_a, "lengths"_a)
+      .def(nb::init<const BoundSource&>(), "source"_a)
       .def("put_together", &put_together, "corners"_a.noconvert(), "places"_a.noconvert(), "rows"_a.noconvert(),
            "blocks"_a.noconvert(), "out"_a);
 }

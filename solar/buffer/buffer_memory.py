@@ -254,11 +254,12 @@ def rows_of(source: SampleSource) -> list[Rows]:
 
 def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
-    if source.ragged:  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
-        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(source)]
-        from solar.samples.ragged_reader import most_blocks
+    if source.ragged:
+        from solar.samples.ragged_reader import longest_nbytes  # only where samples are of unequal length
 
-        batch = most_blocks(source.datasets, batch)
+        longest = longest_nbytes(source.datasets, batch)
+        each = [rows.sample_nbytes for one in source.first.opened() for rows in one.rows.held_rows]
+        fields = [SampleBytes(-(-longest[at] // batch) if at in longest else own) for at, own in enumerate(each)]
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in source.first.opened()]
     if source.first.constants is not None:

@@ -222,7 +222,7 @@ class PlannedRun:
         number, self.window = window.next, window
         segment, base = window.segment(number), run.appended
         scripts = window.scripts(number)
-        run.append(window.sizes(number, scripts), scripts, segment.parcels)
+        run.append(window.sizes(number), scripts, segment.parcels)
         self.planned = total([self.planned, *window.counts(number)])
         self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1
