@@ -358,7 +358,7 @@ TEST_CASE("a run cuts stretches of rows out of blocks, wherever chunks end, of w
       REQUIRE(run.take(60s, batch));
       const MutableBytes bytes = batch.fields[0]->bytes();
       REQUIRE(bytes.size() == std::max<std::size_t>(1, wanted.size()));
-      CHECK(std::memcmp(bytes.data(), wanted.data(), wanted.size()) == 0);
+      CHECK(std::equal(wanted.begin(), wanted.end(), bytes.begin()));
     }
   }
 }

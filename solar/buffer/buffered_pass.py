@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from solar.buffer.rank_group import RankGroup
     from solar.samples.ragged_reader import FieldsOfRun
 
+FieldsOf = Callable[[list[Any]], list[Any]]  # makes the fields of a batch of the arrays that a run gave
+
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
 
 
@@ -56,6 +58,7 @@ class BufferedPass:
         opened = source.first.opened()
         self._fields_of_run = _fields_of_run(source) if source.ragged else None
         self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
+        self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
         self._picks = source.picks
         self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
@@ -214,7 +217,9 @@ class BufferedPass:
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
-        make = None if self._fields_of_run is None else partial(self._fields_of_run, which, names)
+        make = self._by_field
+        if self._fields_of_run is not None:
+            make = partial(_fields_by_field, partial(self._fields_of_run, which, names), self._by_field)
         if self._by_row or self._picks:
             numbers = self._source.numbered(which, names, epoch)
             rows = self._source.rows_of(which, numbers)
@@ -277,6 +282,14 @@ class BufferedPass:
         return lease.run.released == lease.base + len(self._segment.sizes)
 
 
+def _chosen(places: list[int], came: list[Any]) -> list[Any]:
+    return [came[place] for place in places]
+
+
+def _fields_by_field(make: FieldsOf, by_field: FieldsOf, came: list[Any]) -> list[Any]:
+    return by_field(make(came))
+
+
 def _fields_of_run(source: SampleSource) -> FieldsOfRun:
     from solar.samples.ragged_reader import fields_of_run  # only where samples are of unequal length
 
@@ -296,12 +309,12 @@ class BufferedBatch(PendingBatch):
         running: Run,
         number: int,
         samples: int,
-        make: Callable[[list[Any]], list[Any]] | None = None,
+        make: FieldsOf,
         constants: ConstantsOfBatch | None = None,
     ) -> None:
         super().__init__(dataset.layouts, fields, constants)
-        self.nbytes, self._dataset = nbytes, dataset
-        self._make = make  # makes the fields of what the run gave, where samples are of unequal length
+        self.nbytes = nbytes
+        self._make = make
         self._running, self._number, self._samples = running, number, samples
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
@@ -314,8 +327,7 @@ class BufferedBatch(PendingBatch):
         values = self._came
         if values is None:
             came, counts = self._running.wait(self._number, self._samples, seconds)
-            values = self._dataset.by_field(came if self._make is None else self._make(came))
-            values = [one.own(value) for one, value in zip(self.fields, values, strict=True)]
+            values = [one.own(value) for one, value in zip(self.fields, self._make(came), strict=True)]
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

@@ -91,13 +91,12 @@ def first_rows_of(pieces: Sequence[Piece], uses: SampleUses) -> NDArray[np.int64
 
     Samples of unequal length follow one another.
     """
+    if any(piece.extents is None or piece.extents.lengths_of(uses.rows[:0]) is None for piece in pieces):
+        return None
     lengths = np.empty(len(uses.rows), np.int64)
     for piece in pieces:
         here = slice(None) if uses.which is None else uses.which == piece.dataset
-        own = None if piece.extents is None else piece.extents.lengths_of(uses.rows[here])
-        if own is None:
-            return None
-        lengths[here] = own
+        lengths[here] = piece.extents.lengths_of(uses.rows[here])
     before: NDArray[np.int64] = np.cumsum(lengths) - lengths
     full = uses.sizes > 0
     return before - np.repeat(before[uses.starts[:-1][full]], uses.sizes[full])

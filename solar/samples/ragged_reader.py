@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -263,16 +264,19 @@ FieldsOfRun = Callable[[Places | None, Places, Sequence[NDArray[Any]]], list[Any
 
 
 def fields_of_run(datasets: Sequence[Any]) -> FieldsOfRun:
-    """Returns a function that makes the fields of a batch, in the order of `reads`, of what a run gave.
+    """Returns a function that makes the fields of a batch, as `by_field` takes them, of what a run gave.
 
     It gets the data set of each sample, None if there is one; the samples; and arrays, of a matrix two.
     """
     reads = [*zip(*(dataset.reads for dataset in datasets), strict=True)]
     every = [[read.extents for read in same] if row_blocks_of(same[0]) else [] for same in reads]
+    arrays = [1 if same[0].rows is None else len(same[0].fields) for same in reads]
 
     def fields(which: Places | None, samples: Places, came: Sequence[NDArray[Any]]) -> list[Any]:
-        values = iter(came)
-        return [_of_run(own, which, samples, values) if own else next(values) for own in every]
+        values, found = iter(came), list[Any]()
+        for own, several in zip(every, arrays, strict=True):
+            found += [_of_run(own, which, samples, values)] if own else islice(values, several)
+        return found
 
     return fields
 

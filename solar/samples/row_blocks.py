@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.samples.row_windows import distinct
+from solar import _native
 from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
@@ -80,7 +80,7 @@ class RowBlocks:
                 samples[starts[first] : starts[last]], starts[first : last + 1] - starts[first]
             )
             found.append(blocks)
-            counts.append(each)
+            counts.append(np.diff(each))
         return np.concatenate(found), np.cumsum(np.concatenate(counts))
 
     def bytes_of(self, unit: int) -> int:
@@ -121,21 +121,11 @@ class RowBlocks:
         return found
 
     def _used_blocks(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
-        """Returns what `uses` does of a few steps, with how many blocks each of them has."""
-        steps = len(starts) - 1
-        step = np.repeat(np.arange(steps), np.diff(starts))
-        blocks, of = self._all(samples)
-        every = int(self.first[-1]) or 1
-        wanted = distinct(step[of] * every + blocks)
-        ends = np.searchsorted(wanted, np.arange(steps + 1) * every)
-        return (wanted % every).astype(np.int32), np.diff(ends)
-
-    def _all(self, samples: NDArray[np.integer]) -> tuple[Places, Places]:
-        """Each block of each sample, and which of these samples it is of."""
-        low, high = self._ends(samples)
-        counts = np.where(self.length[samples] > 0, high - low + 1, 0)
-        of = np.repeat(np.arange(len(counts)), counts)
-        return low[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts), of
+        """Returns what `uses` does of a few steps."""
+        runs = self.corners_of(samples, 0)[:, :4].reshape(-1, 2)
+        first, rows = runs.T
+        last = np.where(rows > 0, (first + rows - 1) // self.per, -1)
+        return _native.merge_ranges(first // self.per, last, 2 * starts, int(self.first[-1]))
 
     def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
         """Returns the first and the last block of each; of those without rows any."""
