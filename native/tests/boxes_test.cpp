@@ -288,9 +288,12 @@ struct Runs {
       wanted.emplace_back();
       std::set<std::int32_t> blocks;
       for (auto& corner : batch) {
-        const auto upto = [&random](std::int64_t most) { return static_cast<std::int64_t>(random.upto(static_cast<std::uint64_t>(most))); };
+        const auto upto = [&random](std::int64_t most) {
+          return static_cast<std::int64_t>(random.upto(static_cast<std::uint64_t>(most)));
+        };
         const std::int64_t first = upto(all - 1), rows = random.one_in(4) ? 0 : upto(all - first);
-        const std::int64_t behind = rows == 0 ? first : ((first + rows - 1) / per + 1) * per;  // the first block behind it
+        const std::int64_t behind =
+            rows == 0 ? first : ((first + rows - 1) / per + 1) * per;  // the first block behind it
         const std::int64_t more = behind >= all || random.one_in(2) ? 0 : upto(all - behind);
         corner = {first, rows, more == 0 ? 0 : behind, more, place};
         place += rows + more;
@@ -298,7 +301,8 @@ struct Runs {
           const auto from = sample.rows.begin() + corner[run] * static_cast<std::int64_t>(row);
           wanted.back().insert(wanted.back().end(), from, from + corner[run + 1] * static_cast<std::int64_t>(row));
         }
-        boxes->each_block(*sample.source, corner, [&](std::int64_t at) { blocks.insert(static_cast<std::int32_t>(at)); });
+        boxes->each_block(*sample.source, corner,
+                          [&](std::int64_t at) { blocks.insert(static_cast<std::int32_t>(at)); });
         made.samples.push_back(static_cast<std::int32_t>(made.samples.size()));
       }
       std::shuffle(batch.begin(), batch.end(), order);  // places stay those of the samples
@@ -369,12 +373,22 @@ TEST_CASE("runs that leave the blocks, meet in one, or have no place are refused
   const Boxes boxes = Boxes::runs_of(*source);
   boxes.check(*source);
   CHECK(boxes.nbytes(2) == 4);
-  const std::vector<std::vector<std::int64_t>> right{{0, 30, 0, 0, 0}, {29, 1, 0, 3, 5}, {30, 0, 0, 0, 0}, {5, 1, 6, 24, 0}};
+  const std::vector<std::vector<std::int64_t>> right{
+      {0, 30, 0, 0, 0}, {29, 1, 0, 3, 5}, {30, 0, 0, 0, 0}, {5, 1, 6, 24, 0}};
   for (const auto& corner : right) boxes.check(corner);
-  for (const std::vector<std::int64_t>& corner : std::vector<std::vector<std::int64_t>>{
-           {0, 31, 0, 0, 0}, {-1, 1, 0, 0, 0}, {0, -1, 0, 0, 0}, {30, 1, 0, 0, 0}, {0, 0, 30, 1, 0}, {0, 0, 0, -1, 0},
-           {INT64_MAX, 1, 0, 0, 0}, {1, INT64_MAX, 0, 0, 0}, {0, 0, INT64_MIN, 1, 0}, {0, 4, 5, 1, 0}, {5, 1, 0, 4, 0},
-           {0, 1, 0, 0, -1}, {0, 1, 0, 0, INT64_MAX}}) {
+  for (const std::vector<std::int64_t>& corner : std::vector<std::vector<std::int64_t>>{{0, 31, 0, 0, 0},
+                                                                                        {-1, 1, 0, 0, 0},
+                                                                                        {0, -1, 0, 0, 0},
+                                                                                        {30, 1, 0, 0, 0},
+                                                                                        {0, 0, 30, 1, 0},
+                                                                                        {0, 0, 0, -1, 0},
+                                                                                        {INT64_MAX, 1, 0, 0, 0},
+                                                                                        {1, INT64_MAX, 0, 0, 0},
+                                                                                        {0, 0, INT64_MIN, 1, 0},
+                                                                                        {0, 4, 5, 1, 0},
+                                                                                        {5, 1, 0, 4, 0},
+                                                                                        {0, 1, 0, 0, -1},
+                                                                                        {0, 1, 0, 0, INT64_MAX}}) {
     CAPTURE(corner[0]);
     CHECK_THROWS_AS(boxes.check(corner), std::out_of_range);
   }
@@ -390,8 +404,12 @@ TEST_CASE("runs that leave the blocks, meet in one, or have no place are refused
   Reader reader(1, 8, 64, Backend::automatic);
   std::vector<std::byte> memory(12);
   const std::vector<std::int64_t> numbers{0}, corner{0, 3, 0, 0, 0};
-  const Work work{.source = source, .rows = numbers, .out = memory, .boxes = std::make_shared<const Boxes>(boxes),
-                  .corners = corner, .positions = {}};
+  const Work work{.source = source,
+                  .rows = numbers,
+                  .out = memory,
+                  .boxes = std::make_shared<const Boxes>(boxes),
+                  .corners = corner,
+                  .positions = {}};
   CHECK_THROWS_AS(reader.submit(work), std::invalid_argument);
 
   const std::vector<std::int32_t> there{1, 2};

@@ -160,6 +160,12 @@ class PlannedPasses:
         return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
 
     @property
+    def holds_all(self) -> bool:
+        """Whether memory holds everything that passes use, so that nothing depends on which of them follow."""
+        pairs = zip(self.plans, self.pieces, strict=True)
+        return all(plan.policy.pinned == piece.region.items for plan, piece in pairs)
+
+    @property
     def policies(self) -> list[RetentionPolicy]:
         """The policy of each piece."""
         return [plan.policy for plan in self.plans]

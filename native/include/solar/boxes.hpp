@@ -49,7 +49,9 @@ struct Boxes {
     return runs() ? static_cast<std::uint64_t>(corner[4]) : i;
   }
   // The rows of a batch up to the end of this sample. REQUIRES: runs(), and a corner that was checked.
-  static std::uint64_t end(Corner corner) noexcept { return static_cast<std::uint64_t>(corner[4] + corner[1] + corner[3]); }
+  static std::uint64_t end(Corner corner) noexcept {
+    return static_cast<std::uint64_t>(corner[4] + corner[1] + corner[3]);
+  }
   // Throws std::invalid_argument unless these are boxes of such blocks.
   void check(const Source& source) const;
   // Throws std::out_of_range unless the box at this corner lies within its volume, or the runs within the blocks.

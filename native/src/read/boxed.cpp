@@ -21,9 +21,11 @@ void Boxes::check(const Source& source) const {
   if (runs()) {
     const Boxes right = runs_of(source);
     const bool rows = rank() > 0 && block[0] > 0 && block[0] <= INT64_MAX && nbytes(source.itemsize) > 0;
-    if (!rows || block != right.block || lengths != right.lengths || lengths[0] < 0) refuse("runs are of rows of blocks");
+    if (!rows || block != right.block || lengths != right.lengths || lengths[0] < 0)
+      refuse("runs are of rows of blocks");
     for (const Form& form : source.forms) {
-      const bool whole = form.chunk.size() == rank() + 1 && std::equal(block.begin(), block.end(), form.chunk.begin() + 1);
+      const bool whole =
+          form.chunk.size() == rank() + 1 && std::equal(block.begin(), block.end(), form.chunk.begin() + 1);
       if (!whole) refuse("a chunk has whole blocks");
     }
     return;
@@ -59,7 +61,8 @@ void Boxes::check_runs(Corner corner) const {
   const std::int64_t all = lengths[0], per = static_cast<std::int64_t>(block[0]);
   bool fits = corner[4] >= 0;
   for (std::size_t run = 0; run < 4; run += 2) {
-    fits = fits && corner[run] >= 0 && corner[run + 1] >= 0 && corner[run] <= all && corner[run + 1] <= all - corner[run];
+    fits =
+        fits && corner[run] >= 0 && corner[run + 1] >= 0 && corner[run] <= all && corner[run + 1] <= all - corner[run];
   }
   if (fits && corner[1] > 0 && corner[3] > 0) {
     const auto first = [&](std::size_t run) { return corner[run] / per; };

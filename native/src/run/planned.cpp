@@ -54,7 +54,8 @@ void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vect
       const auto corner = epoch.corners.subspan(static_cast<std::size_t>(i) * size, size);
       boxes.check(corner);
       const std::uint64_t item = boxes.nbytes(part.source->itemsize);
-      if (boxes.runs() && Boxes::end(corner) > INT64_MAX / item) refuse_epoch("a batch of more rows than can be counted");
+      if (boxes.runs() && Boxes::end(corner) > INT64_MAX / item)
+        refuse_epoch("a batch of more rows than can be counted");
       auto at = used.begin();
       boxes.each_block(*part.source, corner, [&used, &at](std::int64_t block) {
         if (at == used.end() || *at != block) at = std::lower_bound(used.begin(), used.end(), block);
