@@ -186,6 +186,8 @@ def _direct_source(
     """Returns where batches come from that need nothing but to be read; None if they need more."""
     if source.first.transform is not None or any(field is not None for field in leaves(source.first.fields)):
         return None
+    if source.ragged:
+        return None
     assemble = assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
     if assemble is None:
         return None

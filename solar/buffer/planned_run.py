@@ -156,7 +156,7 @@ class PlannedRun:
             self.end()
         uses = len(segment.planned.rows) * most_rows_per_sample(source)
         held = self.window is not None and self.window.holds_all
-        makers = list(islice(later, 1 if held else passes_per_plan(uses, first=True)))
+        makers = list(islice(later, passes_per_plan(uses, first=True, held=held)))
         window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
         if self.run is not None and not self._goes_on(window):
             if midway:
@@ -234,8 +234,8 @@ class PlannedRun:
         window, budget = self.window, self.budget
         assert window is not None and budget is not None
         if window.next == window.segments.stop:
-            passes = 1 if window.holds_all else passes_per_plan(window.uses(window.next - 1), first=False)
-            makers = list(islice(self._later, passes))
+            uses, held = window.uses(window.next - 1), window.holds_all
+            makers = list(islice(self._later, passes_per_plan(uses, first=False, held=held)))
             if not makers or not self._goes_on(window := self._plan(makers, None, budget, stopped)):
                 return None
         return self._append(window)

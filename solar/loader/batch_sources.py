@@ -91,12 +91,13 @@ def assembly(
 ) -> Assemble | None:
     """Returns what makes a batch of its fields; None if that takes more than giving them names.
 
-    `as_they_are` tells whether the user gets values of this dtype and number of axes without a copy.
+    `as_they_are` tells whether the user gets values of this dtype and number of axes without a copy. Fields of samples
+    of unequal length are made before.
     """
     opened, structure = source.first.opened(), source.first.layouts
-    rows = [one.rows for one in opened]
-    if source.first.constants is not None or len(leaves(structure)) > len(rows):
+    if source.first.constants is not None or len(leaves(structure)) > len(opened):
         return None  # which are put beside what is read; columns of a table share its rows
+    rows = [one.rows for one, own in zip(opened, source.first.reads, strict=True) if not _unequal(own)]
     if source.first.draws or any(one.extents is not None for one in rows):
         return None  # places are of an epoch; and fields that are read together are cut apart
     if not all(as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
@@ -107,6 +108,10 @@ def assembly(
     if isinstance(structure, tuple):
         return None if _nested(structure) else in_tuple
     return itemgetter(0)
+
+
+def _unequal(read: Any) -> bool:
+    return read.extents is not None and read.extents.lengths is not None
 
 
 def _nested(parts: Any) -> bool:
@@ -165,7 +170,7 @@ class RunBatches:
         form: Form | None,
     ) -> None:
         self.assemble, self.rows, self._form = assemble, run.rows, form
-        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), buffered_pass.ahead
+        self.samples, self.nbytes, self.ahead = samples, samples * buffered_pass.sample_nbytes, buffered_pass.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
         self._buffered_pass = buffered_pass
@@ -178,9 +183,10 @@ class RunBatches:
         found = self._run.at_hand(number, self.samples, seconds)
         if found is None:
             return None
+        values = self._buffered_pass.fields(number, found[0])  # an error comes again, when the queue asks for the batch
         self.begun += 1  # first: who is interrupted here asks for it no more
         self._run.let_go(number)
-        return found[0] if self._form is None else list(map(self._form, found[0])), (*found[1], 1)
+        return values if self._form is None else list(map(self._form, values)), (*found[1], 1)
 
     def called(self) -> Any:
         """Returns the samples of the batch taken last."""

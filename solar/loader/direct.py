@@ -115,8 +115,10 @@ def direct_source(
     `ahead` is how many batches, and how many bytes, may be read ahead.
     """
     assemble = None if collation is None else assembly(source, collation.as_they_are, list)
-    if assemble is None:
+    if assemble is None or collation is None:
         return None
+    if source.ragged:
+        return of_run(buffered_pass, assemble, collation) if buffered_pass is not None and collation.batches else None
     if buffered_pass is None:
         return of_reader(indices, source, assemble, samples, *ahead, torch.from_numpy)
     return of_run(buffered_pass, assemble, torch.from_numpy)

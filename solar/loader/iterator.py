@@ -236,6 +236,8 @@ class EpochIterator(Draws):
         more = (self._starter.threads, self._skipping, self._bar, self._device_transform)
         if any(one is not None for one in more) or (self._pin_memory and self._starter.landing is None):
             return
+        if source.ragged and self._starter.landing is not None:  # native code lands batches of one shape
+            return
         queue, landing, size = self._queue, self._starter.landing, self._sampler_state.batch_size or 0
         buffered_pass, collation = self._starter.buffered_pass, self._starter.making.collation
         limits = queue.ahead, queue.ahead_nbytes

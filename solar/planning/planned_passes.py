@@ -27,6 +27,7 @@ from solar.values import BoxScript, PartScript, RowPacking, RunPart, Script, Sto
 STEPS_AHEAD = 6
 SLOW_ANSWER = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
+USES_HELD = 500_000  # the same where memory holds everything: about as many as are planned in 20 ms
 SEGMENTS = 32, 256  # passes, at most
 
 
@@ -112,10 +113,14 @@ def steps_ahead(storage: Storage) -> int:
     return max(STEPS_AHEAD, int(in_flight))
 
 
-def passes_per_plan(uses: int, *, first: bool) -> int:
-    """Returns how many passes with this many uses are planned together, in the first plan or in a later one."""
+def passes_per_plan(uses: int, *, first: bool, held: bool = False) -> int:
+    """Returns how many passes with this many uses are planned together, in the first plan or in a later one.
+
+    Where memory is known to have held everything (`held`), no pass gains by what others use.
+    """
     place = 0 if first else 1
-    return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
+    most = USES_HELD if held else USES[place]
+    return max(1, min(SEGMENTS[place], most // max(1, uses)))
 
 
 class PlannedPasses:

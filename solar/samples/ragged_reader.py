@@ -166,7 +166,8 @@ def make_ragged_batch(own: RaggedRows, values: Sequence[NDArray[Any]], offsets: 
 def _matrix(own: RaggedRows, values: Sequence[NDArray[Any]], offsets: Places, named: Any) -> Any:
     """A batch of rows of a matrix. ReadError where a column is not one of the matrix."""
     data, columns = values
-    if len(columns) and (int(columns.max()) >= own.width or int(columns.min()) < 0):
+    # As unsigned numbers, those below 0 are too large, too: the columns are looked at once.
+    if len(columns) and int(columns.view(f"u{columns.itemsize}").max()) >= own.width:
         at = int(np.flatnonzero((columns < 0) | (columns >= own.width))[0])
         sample = int(np.searchsorted(offsets, at, side="right")) - 1
         raise ReadError(
