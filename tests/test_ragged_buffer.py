@@ -237,5 +237,7 @@ def test_parts_with_other_samples_have_one_batch(tmp_path: Path) -> None:
     with DataLoader(data, 4, sampler=order, buffer="2MiB") as loader:
         for _ in range(3):
             values, offsets = zip(*loader, strict=True)
-            found = [own[b:e].numpy() for own, at in zip(values, offsets, strict=True) for b, e in pairwise(at.tolist())]
+            found = [
+                own[b:e].numpy() for own, at in zip(values, offsets, strict=True) for b, e in pairwise(at.tolist())
+            ]
             assert all(map(np.array_equal, found, wanted))

@@ -255,11 +255,14 @@ def rows_of(source: SampleSource) -> list[Rows]:
 def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
     if source.ragged:
-        from solar.samples.ragged_reader import longest_nbytes  # only where samples are of unequal length
+        from solar.samples.ragged_reader import largest_batch  # only where samples are of unequal length
 
-        longest = longest_nbytes(source.datasets, batch)
+        largest = largest_batch(source.datasets, batch)
         each = [rows.sample_nbytes for one in source.first.opened() for rows in one.rows.held_rows]
-        fields = [SampleBytes(-(-longest[at] // batch) if at in longest else own) for at, own in enumerate(each)]
+        fields = [
+            SampleBytes(*(-(-nbytes // batch) for nbytes in largest[at])) if at in largest else SampleBytes(own)
+            for at, own in enumerate(each)
+        ]
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in source.first.opened()]
     if source.first.constants is not None:

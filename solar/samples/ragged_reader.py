@@ -209,20 +209,29 @@ def row_blocks_of(read: Any) -> tuple[RowBlocks, ...]:
     return read.extents.blocks if isinstance(read.extents, RaggedRows) else ()
 
 
-def longest_nbytes(datasets: Sequence[Any], batch: int) -> dict[int, int]:
-    """Returns the bytes of the largest batch of so many samples, of each piece whose samples are of unequal length.
+def largest_batch(datasets: Sequence[Any], batch: int) -> dict[int, tuple[int, int]]:
+    """Returns the bytes of the largest batch of so many samples, of each piece whose samples are of unequal length: as
+    it is read, and what is made of it (0: nothing is).
 
     Pieces are numbered as those of one data set are.
     """
-    found, piece = dict[int, int](), 0
+    found, piece = dict[int, tuple[int, int]](), 0
     for same in zip(*(dataset.reads for dataset in datasets), strict=True):
         every = [*zip(*map(row_blocks_of, same), strict=True)]
-        for blocks in every:
+        for at, blocks in enumerate(every):
             row = blocks[0].layout.sample_nbytes // blocks[0].per
-            found[piece] = most_rows(blocks, batch) * row
+            read = most_rows(blocks, batch) * row
+            found[piece] = read, 0 if at else _made_nbytes(same[0].extents, read, batch)
             piece += 1
         piece += not every
     return found
+
+
+def _made_nbytes(own: RaggedRows, read: int, batch: int) -> int:
+    """Returns the bytes of a batch that is made of what is read: padded, at least as much; of a matrix, with zeros."""
+    if isinstance(own.given, Ragged):
+        return read if own.given.batch == "padded" else 0
+    return batch * own.width * own.dtype.itemsize if own.given.dense else 0
 
 
 def unlike(datasets: Sequence[Any]) -> str:
