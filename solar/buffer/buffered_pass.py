@@ -255,21 +255,6 @@ class BufferedPass:
             return None
         return lease.run, lease.base + self._started, segment.batches.sizes[self._started :]
 
-    @property
-    def sample_nbytes(self) -> int:
-        """The average bytes of a sample."""
-        return self._row_nbytes
-
-    def fields(self, number: int, came: list[Any]) -> list[Any]:
-        """Returns the fields of this batch of the run, made of what came."""
-        if self._fields_of_run is None:
-            return came
-        assert self._segment is not None and self._lease is not None, "of these the run was given"
-        uses, at = self._segment.batches, number - self._lease.base
-        here = slice(int(uses.starts[at]), int(uses.starts[at + 1]))
-        which = None if uses.which is None else uses.which[here]
-        return self._by_field(self._fields_of_run(which, uses.rows[here], came))
-
     def called(self, number: int) -> Array:
         """Returns the samples of this batch of the run."""
         assert self._cut is not None and self._lease is not None, "of these the run was given"

@@ -86,11 +86,6 @@ class Collation:
         self._auto_collation = auto_collation
         self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
 
-    @property
-    def batches(self) -> bool:
-        """Whether samples are collated into batches."""
-        return self._auto_collation
-
     def __call__(self, arrays: Any, where: str = "batch") -> Any:
         if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays, where)) is not None:
             tensor = torch.from_numpy(arrays)
