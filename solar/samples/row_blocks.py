@@ -22,7 +22,7 @@ HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
 TABLED = 64  # bytes that a block takes beside its own, in tables and in planning, about
 # Bytes of each in a loader's plans and tables, about.
-CHUNK_TABLED, BLOCK_TABLED, USE_TABLED, SAMPLE_TABLED = 60, 12, 24, 80
+CHUNK_TABLED, BLOCK_TABLED, USE_TABLED, SAMPLE_TABLED = 60, 12, 16, 80
 MOST_USES = 1 << 25  # of blocks, by all samples
 SAMPLES_AT_ONCE = 1 << 13  # whose blocks are listed together: what that takes is gone before the next
 
