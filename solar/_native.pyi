@@ -4,7 +4,7 @@ No call holds the GIL while it works.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,11 +158,17 @@ def far_refuse(number: int, code: int, why: str) -> None: ...
 def staged(source: Source, files: Sequence[tuple[Stage, int] | None]) -> Source: ...  # each with its limit, in blocks
 
 class Boxes:
-    """Samples cut out of volumes whose blocks are the rows of a source (native/include/solar/boxes.hpp)."""
+    """Samples cut out of blocks, which are the rows of a source (native/include/solar/boxes.hpp).
 
+    They are boxes of volumes, or of blocks of rows runs of these.
+    """
+
+    @overload
     def __init__(
         self, source: Source, block: Sequence[int], box: Sequence[int], shape: Sequence[int], lengths: Sequence[int]
     ) -> None: ...
+    @overload
+    def __init__(self, source: Source) -> None: ...
     def put_together(self, corners: I64, places: I64, rows: I32, blocks: U8, out: U8) -> None:
         """Puts boxes into their places in `out`, of the blocks of these rows, which ascend."""
 
@@ -272,6 +278,9 @@ def randperm(n: int, seed: int, skipped: int = 0) -> I32:
 def randperm_draws(n: int) -> int: ...
 def select(order: I32, starts: I64, begin: int, end: int) -> tuple[I32, I64]:
     """The uses of the items in [begin, end), counted from begin, and where each step begins among them."""
+
+def merge_ranges(first: I64, last: I64, starts: I64, items: int) -> tuple[I32, I64]:
+    """The items of ranges, each once a step and ascending, and where each step begins among them."""
 
 def assign(order: I32, starts: I64, homes: I64, ranks_per_node: int) -> I32:
     """The rank that takes each use, when all get equal shares of each step; its home where that has room."""

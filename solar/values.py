@@ -400,13 +400,15 @@ class RunPart:
 
 
 class BoxScript(NamedTuple):
-    """The samples of such a stretch, where these are boxes: a Script is of the blocks that they touch.
+    """The samples of such a stretch, where these are cut out of blocks: a Script is of the blocks that they touch.
 
     Ranks that read together have their own samples, and one Script.
     """
 
     samples: NDArray[np.int32]
-    corners: NDArray[np.int64]  # of one after another: its part, and where it begins along each axis there
+    # Of one after another: its part, and where it begins along each axis there; or two runs of rows, each a first row
+    # and a number of rows, and the row of the batch at which the sample begins (native/include/solar/boxes.hpp).
+    corners: NDArray[np.int64]
     starts: NDArray[np.int64]  # where each batch begins among the samples, and the last one ends
     own: NDArray[np.int32] | None = None  # of each use of a block: below 0 where only other ranks touch it
 

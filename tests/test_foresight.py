@@ -178,3 +178,21 @@ def test_a_loop_that_changes_its_ways_once_is_foreseen_again() -> None:
         trust = trust.after(came_true)
     assert not trust.suffices
     assert trust.after(True).after(True).suffices
+
+
+@pytest.mark.parametrize(("buffer", "together"), [(50_000, True), (4_000_000, False)])
+def test_where_memory_holds_all_no_pass_waits_for_the_plan_of_later_ones(
+    dataset: H5Dataset, buffer: int, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, begin = list[int](), PlannedPasses.__init__
+
+    def noted(self: PlannedPasses, makers: Sequence[Any], *more: Any) -> None:
+        passes.append(len(makers))
+        begin(self, makers, *more)
+
+    monkeypatch.setattr(PlannedPasses, "__init__", noted)
+    monkeypatch.setattr("solar.planning.planned_passes.USES_HELD", 400)
+    with DataLoader(dataset, 16, shuffle=True, buffer=buffer, epochs=EPOCHS, storage=DISK) as loader:
+        for _ in range(EPOCHS):
+            list(loader)
+    assert (max(passes[1:]) > 1) == together

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "filters": "io.codec",
     "samplers.orders": "errors _native",
     "samplers.states": "errors",
-    "planning": f"{VALUES} io.system samplers.orders samples.blocks",
+    "planning": f"{VALUES} io.system samplers.orders",
     "distributed": f"{VALUES} {IO}",
     "distributed.torch_ranks": f"{VALUES} io.channels",
     "samples": f"{VALUES} {IO} samples.blocks",

@@ -110,12 +110,14 @@ def test_blocks_cover_each_sample_once_and_stay_in_the_file(lengths: list[int], 
         block_of = {int(index): int(offset) for index, offset in zip(indices, layout.chunk_offset, strict=True)}
         for number, expected in enumerate(samples):
             used, _ = blocks.uses(np.array([number]), np.array([0, 1]))
-            cut = blocks.cut(np.array([number]))
-            memory = b"".join(content[block_of[block] :][:nbytes] for block in used.tolist())
-            rows = np.frombuffer(memory, expected.dtype)
-            found = [rows[b : b + n] for b, n in zip(cut.begin[0], cut.length[0], strict=True)]
-            assert cut.blocks == len(used)
-            assert np.array_equal(np.concatenate(found), expected)
+            first, count, other, more, place = blocks.corners_of(np.array([number]), 0)[0].tolist()
+            rows = [row for begin, n in ((first, count), (other, more)) for row in range(begin, begin + n)]
+            assert [*dict.fromkeys(row // blocks.per for row in rows)] == used.tolist()
+            assert place == 0
+            item = expected.dtype.itemsize
+            at = [block_of[row // blocks.per] + row % blocks.per * item for row in rows]
+            found = b"".join(content[one : one + item] for one in at)
+            assert found == expected.tobytes()
 
 
 def test_with_memory_for_all_each_byte_is_read_once_and_each_chunk_decoded_once(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,6 @@ from solar.values import Storage
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solar.samples.row_blocks.HELD_NBYTES", 32)
-    monkeypatch.setattr("solar.samples.ragged_reader.LONG_NBYTES", 12)  # so that there are long runs, and short ones
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -199,3 +200,44 @@ def test_chunks_that_no_number_divides_are_cut_all_the_same(kind: str, order: st
             planned = loader._buffered.planned
             assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes), nbytes
             assert loader.stats()["peak_bytes"] <= nbytes
+
+
+def test_a_damaged_column_is_an_error_of_its_batch_alone_also_from_a_buffer(tmp_path: Path) -> None:
+    dense = np.eye(40, dtype="f4")
+    matrix(tmp_path / "a.h5", dense, indices=np.where(np.arange(40) == 21, 77, np.arange(40)).astype("i4"))
+    data = H5Dataset(str(tmp_path / "a.h5"), CSR("X"))
+    with DataLoader(data, 2, buffer="2MiB") as loader:
+        for _ in range(2):
+            came, batches = list[Any](), iter(loader)
+            while True:
+                try:
+                    came.append(next(batches).to_dense().numpy())
+                except ReadError as error:
+                    came.append(str(error))
+                except StopIteration:
+                    break
+            assert "X, sample 21: column 77" in came[10]
+            for number, batch in enumerate(came):
+                assert number == 10 or np.array_equal(batch, dense[2 * number : 2 * number + 2])
+
+
+def test_parts_with_other_samples_have_one_batch(tmp_path: Path) -> None:
+    """Samples of two data sets in the order of the batch, whose rows go to one memory."""
+    lengths = ([3, 0, 5, 2, 7, 1], [4, 4, 0, 9, 1, 2])
+    parts = []
+    for number, own in enumerate(lengths):
+        (tmp_path / str(number)).mkdir()
+        with h5py.File(tmp_path / str(number) / "a.h5", "w") as file:
+            file.create_dataset("v", data=100.0 * number + np.arange(sum(own)), chunks=(4,), compression="gzip")
+            file["ends"] = np.cumsum(own)
+        parts.append(H5Dataset(str(tmp_path / str(number) / "a.h5"), Ragged("v", ends="ends", batch="flat")))
+    data = ConcatDataset(parts)
+    order = [7, 0, 11, 4, 1, 9, 2, 8, 3, 6, 5, 10]
+    wanted = [parts[at // 6][at % 6] for at in order]
+    with DataLoader(data, 4, sampler=order, buffer="2MiB") as loader:
+        for _ in range(3):
+            values, offsets = zip(*loader, strict=True)
+            found = [
+                own[b:e].numpy() for own, at in zip(values, offsets, strict=True) for b, e in pairwise(at.tolist())
+            ]
+            assert all(map(np.array_equal, found, wanted))

@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -175,7 +174,7 @@ class Running:
                 raise came
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
-        values = list(map(Rows.from_bytes, self.rows, came[0], repeat(samples)))
+        values = [rows.from_bytes(memory, samples) for rows, memory in zip(self.rows, came[0], strict=True)]
         if self._several:
             values = [part for rows, whole in zip(self.rows, values, strict=True) for part in rows.parts(whole)]
         return values, came[1]

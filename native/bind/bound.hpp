@@ -29,6 +29,11 @@ struct BoundBoxes {
         native(std::make_shared<const Boxes>(Boxes{std::move(block), std::move(box), std::move(shape), std::move(lengths)})) {
     native->check(*source);
   }
+  // Runs of the rows of these blocks.
+  explicit BoundBoxes(const BoundSource& from)
+      : source(from.native), native(std::make_shared<const Boxes>(Boxes::runs_of(*from.native))) {
+    native->check(*source);
+  }
   std::shared_ptr<const Source> source;
   std::shared_ptr<const Boxes> native;
 };

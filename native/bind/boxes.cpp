@@ -1,4 +1,4 @@
-// Samples that are boxes of volumes.
+// Samples that are cut out of blocks: boxes of volumes, and runs of rows.
 
 #include "solar/boxes.hpp"
 
@@ -29,9 +29,10 @@ void put_together(const BoundBoxes& boxes, const Array<std::int64_t>& corners, c
 void bind_boxes(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<BoundBoxes>(module, "Boxes")
-      .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>, std::vector<std::uint64_t>,
-                    std::vector<std::int64_t>>(),
+      .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>,
+                    std::vector<std::uint64_t>, std::vector<std::int64_t>>(),
            "source"_a, "block"_a, "box"_a, "shape"_a, "lengths"_a)
+      .def(nb::init<const BoundSource&>(), "source"_a)
       .def("put_together", &put_together, "corners"_a.noconvert(), "places"_a.noconvert(), "rows"_a.noconvert(),
            "blocks"_a.noconvert(), "out"_a);
 }

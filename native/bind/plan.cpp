@@ -1,4 +1,4 @@
-// Sweep, direct, randperm, select, assign: what solar/planner asks of native/src/plan.
+// Sweep, direct, randperm, select, merge_ranges, assign: what solar/planner asks of native/src/plan.
 
 #include "solar/plan.hpp"
 
@@ -95,6 +95,21 @@ nb::tuple py_select(Array<Item> order, Array<std::int64_t> starts, Item begin, I
   return nb::make_tuple(array(std::move(uses.items)), array(std::move(uses.starts)));
 }
 
+nb::tuple py_merge_ranges(Array<std::int64_t> first, Array<std::int64_t> last, Array<std::int64_t> starts, Item items) {
+  check_starts(view(starts), first.size());
+  if (first.size() != last.size()) throw nb::value_error("each range has a first item and a last one");
+  for (std::size_t r = 0; r < first.size(); ++r) {
+    const std::int64_t from = view(first)[r], to = view(last)[r];
+    if (from <= to && (from < 0 || to >= items)) throw nb::index_error("a range has items that there are not");
+  }
+  Uses uses;
+  {
+    nb::gil_scoped_release released;
+    uses = merge_ranges(view(first), view(last), view(starts));
+  }
+  return nb::make_tuple(array(std::move(uses.items)), array(std::move(uses.starts)));
+}
+
 nb::object py_assign(Array<Item> order, Array<std::int64_t> starts, Array<std::int64_t> homes,
                      std::int32_t ranks_per_node) {
   check_starts(view(starts), order.size());
@@ -138,6 +153,7 @@ void bind_plan(nb::module_& module) {
   module.def("randperm", &py_randperm, "n"_a, "seed"_a, "skipped"_a = 0);
   module.def("randperm_draws", &randperm_draws, "n"_a);
   module.def("select", &py_select, "order"_a, "starts"_a, "begin"_a, "end"_a);
+  module.def("merge_ranges", &py_merge_ranges, "first"_a, "last"_a, "starts"_a, "items"_a);
   module.def("assign", &py_assign, "order"_a, "starts"_a, "homes"_a, "ranks_per_node"_a);
   nb::class_<Units>(module, "Units")
       .def("__init__",

@@ -270,3 +270,155 @@ TEST_CASE("an epoch of boxes whose arrays do not fit is refused") {
   refused([](Made& m) { m.positions = {0, -1, 0}; });
   CHECK_THROWS(run.part({made::contiguous(folder, 13, 100), 1, 0, 100, false, true, 0, 0, nullptr, boxes}));
 }
+
+// --- runs of rows ----
+
+namespace {
+
+// Samples of a source of blocks, their numbers of rows, and what they have.
+struct Runs {
+  Runs(const made::Sample& sample, std::size_t steps, made::Random& random)
+      : boxes(std::make_shared<const Boxes>(Boxes::runs_of(*sample.source))) {
+    const std::int64_t per = static_cast<std::int64_t>(boxes->block[0]), all = boxes->lengths[0];
+    const std::uint64_t row = boxes->nbytes(sample.source->itemsize);
+    made.sample_starts = {0};
+    for (std::size_t step = 0; step < steps; ++step) {
+      std::vector<std::array<std::int64_t, 5>> batch(random.between(1, 4));
+      std::int64_t place = 0;
+      wanted.emplace_back();
+      std::set<std::int32_t> blocks;
+      for (auto& corner : batch) {
+        const auto upto = [&random](std::int64_t most) {
+          return static_cast<std::int64_t>(random.upto(static_cast<std::uint64_t>(most)));
+        };
+        const std::int64_t first = upto(all - 1), rows = random.one_in(4) ? 0 : upto(all - first);
+        const std::int64_t behind =
+            rows == 0 ? first : ((first + rows - 1) / per + 1) * per;  // the first block behind it
+        const std::int64_t more = behind >= all || random.one_in(2) ? 0 : upto(all - behind);
+        corner = {first, rows, more == 0 ? 0 : behind, more, place};
+        place += rows + more;
+        for (std::size_t run = 0; run < 4; run += 2) {
+          const auto from = sample.rows.begin() + corner[run] * static_cast<std::int64_t>(row);
+          wanted.back().insert(wanted.back().end(), from, from + corner[run + 1] * static_cast<std::int64_t>(row));
+        }
+        boxes->each_block(*sample.source, corner,
+                          [&](std::int64_t at) { blocks.insert(static_cast<std::int32_t>(at)); });
+        made.samples.push_back(static_cast<std::int32_t>(made.samples.size()));
+      }
+      std::shuffle(batch.begin(), batch.end(), order);  // places stay those of the samples
+      for (const auto& corner : batch) made.corners.insert(made.corners.end(), corner.begin(), corner.end());
+      made.sizes.push_back(static_cast<std::int64_t>(batch.size()));
+      made.sample_starts.push_back(static_cast<std::int64_t>(made.samples.size()));
+      made.rows.insert(made.rows.end(), blocks.begin(), blocks.end());
+      made.starts.push_back(static_cast<std::int64_t>(made.rows.size()));
+      made.ends.push_back(0);
+    }
+    made.last.assign(made.rows.size(), 0);
+  }
+
+  std::shared_ptr<const Boxes> boxes;
+  Made made;
+  std::vector<Values> wanted;
+  std::mt19937 order{3};
+};
+
+bool has_whole_blocks(const Source& source) {
+  try {
+    Boxes::runs_of(source).check(source);
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a run cuts stretches of rows out of blocks, wherever chunks end, of what it holds and of what it reads") {
+  const Folder folder;
+  Reader reader(2, 8, 64, Backend::automatic);
+  unsigned tried = 0;
+  for (unsigned seed = 0; tried < made::repeats(60); ++seed) {
+    const made::Sample sample = made::random_source(folder, seed);
+    if (!has_whole_blocks(*sample.source)) continue;
+    CAPTURE(seed);
+    ++tried;
+    made::Random random(seed);
+    Runs runs(sample, 3, random);
+    const auto all = static_cast<std::size_t>(sample.source->part_first.back());
+    const bool stored = random.one_in(3);
+    for (std::size_t block = 0; block < all; ++block) {
+      if (random.one_in(2)) runs.made.start.push_back(static_cast<std::int32_t>(block));
+    }
+    if (!runs.made.start.empty()) {
+      runs.made.start_ends = {static_cast<std::int64_t>(runs.made.start.size())};
+      runs.made.start_due = {0};
+    }
+    Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+    const std::size_t page = stored ? 16 : sample.source->row_nbytes();
+    run.part({sample.source, 0, stored ? 4096 : all, page, stored, true, 0, 0, nullptr, runs.boxes});
+    append(run, runs.made);
+    for (const Values& wanted : runs.wanted) {
+      Run::Batch batch;
+      REQUIRE(run.take(60s, batch));
+      const MutableBytes bytes = batch.fields[0]->bytes();
+      REQUIRE(bytes.size() == std::max<std::size_t>(1, wanted.size()));
+      CHECK(std::equal(wanted.begin(), wanted.end(), bytes.begin()));
+    }
+  }
+}
+
+TEST_CASE("runs that leave the blocks, meet in one, or have no place are refused") {
+  const Folder folder;
+  const auto source = made::contiguous_in(made::write_file(folder / "rows", Values(120)), 0, 10, {3, 2}, 2);
+  const Boxes boxes = Boxes::runs_of(*source);
+  boxes.check(*source);
+  CHECK(boxes.nbytes(2) == 4);
+  const std::vector<std::vector<std::int64_t>> right{
+      {0, 30, 0, 0, 0}, {29, 1, 0, 3, 5}, {30, 0, 0, 0, 0}, {5, 1, 6, 24, 0}};
+  for (const auto& corner : right) boxes.check(corner);
+  for (const std::vector<std::int64_t>& corner : std::vector<std::vector<std::int64_t>>{{0, 31, 0, 0, 0},
+                                                                                        {-1, 1, 0, 0, 0},
+                                                                                        {0, -1, 0, 0, 0},
+                                                                                        {30, 1, 0, 0, 0},
+                                                                                        {0, 0, 30, 1, 0},
+                                                                                        {0, 0, 0, -1, 0},
+                                                                                        {INT64_MAX, 1, 0, 0, 0},
+                                                                                        {1, INT64_MAX, 0, 0, 0},
+                                                                                        {0, 0, INT64_MIN, 1, 0},
+                                                                                        {0, 4, 5, 1, 0},
+                                                                                        {5, 1, 0, 4, 0},
+                                                                                        {0, 1, 0, 0, -1},
+                                                                                        {0, 1, 0, 0, INT64_MAX}}) {
+    CAPTURE(corner[0]);
+    CHECK_THROWS_AS(boxes.check(corner), std::out_of_range);
+  }
+  Boxes other = boxes;
+  other.block = {2, 2};
+  CHECK_THROWS_AS(other.check(*source), std::invalid_argument);
+  other = boxes;
+  other.lengths = {31};
+  CHECK_THROWS_AS(other.check(*source), std::invalid_argument);
+  const auto rows = made::contiguous_in(made::write_file(folder / "row", Values(12)), 0, 3, {}, 4);
+  CHECK_THROWS_AS(Boxes::runs_of(*rows).check(*rows), std::invalid_argument);
+
+  Reader reader(1, 8, 64, Backend::automatic);
+  std::vector<std::byte> memory(12);
+  const std::vector<std::int64_t> numbers{0}, corner{0, 3, 0, 0, 0};
+  const Work work{.source = source,
+                  .rows = numbers,
+                  .out = memory,
+                  .boxes = std::make_shared<const Boxes>(boxes),
+                  .corners = corner,
+                  .positions = {}};
+  CHECK_THROWS_AS(reader.submit(work), std::invalid_argument);
+
+  const std::vector<std::int32_t> there{1, 2};
+  const std::vector<std::int64_t> place{0}, of_both{5, 2, 0, 0, 1}, of_none{2, 2, 0, 0, 0};
+  Values blocks(24), out(12);
+  for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::byte>(i);
+  boxes.put_together(*source, of_both, place, there, blocks, out);
+  CHECK(std::memcmp(out.data() + 4, blocks.data() + 8, 8) == 0);
+  CHECK_THROWS_AS(boxes.put_together(*source, of_none, place, there, blocks, out), std::out_of_range);
+  out.resize(8);
+  CHECK_THROWS_AS(boxes.put_together(*source, of_both, place, there, blocks, out), std::out_of_range);
+}

@@ -33,6 +33,30 @@ TEST_CASE("a permutation is torch's") {
   CHECK(randperm(10, 5, randperm_draws(10)) != randperm(10, 5, 0));
 }
 
+TEST_CASE("ranges of a step are merged: each item once, ascending") {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    std::vector<std::int64_t> first, last, starts{0};
+    std::vector<Item> items;
+    std::vector<std::int64_t> ends{0};
+    for (unsigned step = 0; step < 5; ++step) {
+      std::set<Item> wanted;
+      for (unsigned range = random() % 5; range > 0; --range) {
+        first.push_back(random() % 40);
+        last.push_back(first.back() + static_cast<std::int64_t>(random() % 12) - 2);
+        for (std::int64_t item = first.back(); item <= last.back(); ++item) wanted.insert(static_cast<Item>(item));
+      }
+      starts.push_back(static_cast<std::int64_t>(first.size()));
+      items.insert(items.end(), wanted.begin(), wanted.end());
+      ends.push_back(static_cast<std::int64_t>(items.size()));
+    }
+    const Uses uses = merge_ranges(first, last, starts);
+    CHECK(uses.items == items);
+    CHECK(uses.starts == ends);
+  }
+}
+
 TEST_CASE("every use is served by one load, whose sample is there from before its first use to after its last") {
   for (unsigned seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);

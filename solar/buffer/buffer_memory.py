@@ -256,11 +256,15 @@ def rows_of(source: SampleSource) -> list[Rows]:
 
 def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
-    if source.ragged:  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
-        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(source)]
-        from solar.samples.ragged_reader import most_blocks
+    if source.ragged:
+        from solar.samples.ragged_reader import largest_batch  # only where samples are of unequal length
 
-        batch = most_blocks(source.datasets, batch)
+        largest = largest_batch(source.datasets, batch)
+        each = [rows.sample_nbytes for one in source.first.opened() for rows in one.rows.held_rows]
+        fields = [
+            SampleBytes(*(-(-nbytes // batch) for nbytes in largest[at])) if at in largest else SampleBytes(own)
+            for at, own in enumerate(each)
+        ]
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in source.first.opened()]
     if source.first.constants is not None:

@@ -29,7 +29,9 @@ from solar.samples.source import SampleSource
 
 if TYPE_CHECKING:
     from solar.buffer.rank_group import RankGroup
-    from solar.samples.ragged_reader import InBlocks
+    from solar.samples.ragged_reader import FieldsOfRun
+
+FieldsOf = Callable[[list[Any]], list[Any]]  # makes the fields of a batch of the arrays that a run gave
 
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
 
@@ -54,7 +56,9 @@ class BufferedPass:
         self._buffer, self._source, self._batches = buffer, source, batches
         self._position, self._sampler_state, self._pace = batches.position, sampler_state, pace
         opened = source.first.opened()
+        self._fields_of_run = _fields_of_run(source) if source.ragged else None
         self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
+        self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
         self._picks = source.picks
         self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
@@ -213,7 +217,9 @@ class BufferedPass:
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields, which = self._fields, None if uses.which is None else uses.which[here]
-        cut = _in_blocks(self._source, which, names) if self._source.ragged else None
+        make = self._by_field
+        if self._fields_of_run is not None:
+            make = partial(_fields_by_field, partial(self._fields_of_run, which, names), self._by_field)
         if self._by_row or self._picks:
             numbers = self._source.numbered(which, names, epoch)
             rows = self._source.rows_of(which, numbers)
@@ -226,7 +232,7 @@ class BufferedPass:
             names = self._source.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
         run, at = lease.run, lease.base + number
-        made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), cut, constants)
+        made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), make, constants)
         made.alone = self._pace.threads == 0
         if segment.weights is not None:
             made.weight = float(segment.weights[number])
@@ -276,10 +282,18 @@ class BufferedPass:
         return lease.run.released == lease.base + len(self._segment.sizes)
 
 
-def _in_blocks(source: SampleSource, which: Array | None, names: Array) -> InBlocks:
-    from solar.samples.ragged_reader import InBlocks
+def _chosen(places: list[int], came: list[Any]) -> list[Any]:
+    return [came[place] for place in places]
 
-    return InBlocks(source.datasets, which, names)
+
+def _fields_by_field(make: FieldsOf, by_field: FieldsOf, came: list[Any]) -> list[Any]:
+    return by_field(make(came))
+
+
+def _fields_of_run(source: SampleSource) -> FieldsOfRun:
+    from solar.samples.ragged_reader import fields_of_run  # only where samples are of unequal length
+
+    return fields_of_run(source.datasets)
 
 
 class BufferedBatch(PendingBatch):
@@ -295,12 +309,12 @@ class BufferedBatch(PendingBatch):
         running: Run,
         number: int,
         samples: int,
-        cut: InBlocks | None = None,
+        make: FieldsOf,
         constants: ConstantsOfBatch | None = None,
     ) -> None:
         super().__init__(dataset.layouts, fields, constants)
-        self.nbytes, self._dataset = nbytes, dataset
-        self._cut = cut  # what the samples are to be cut of blocks by
+        self.nbytes = nbytes
+        self._make = make
         self._running, self._number, self._samples = running, number, samples
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
@@ -312,10 +326,8 @@ class BufferedBatch(PendingBatch):
         """Waits for the batch. The run keeps it until then, and this object until the user has it."""
         values = self._came
         if values is None:
-            cut, places = self._cut, self._samples if self._cut is None else self._cut.places
-            came, counts = self._running.wait(self._number, places, seconds)
-            values = self._dataset.by_field(came if cut is None else cut.fields(came))
-            values = [one.own(value) for one, value in zip(self.fields, values, strict=True)]
+            came, counts = self._running.wait(self._number, self._samples, seconds)
+            values = [one.own(value) for one, value in zip(self.fields, self._make(came), strict=True)]
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

@@ -155,7 +155,8 @@ class PlannedRun:
                 return None
             self.end()
         uses = len(segment.planned.rows) * most_rows_per_sample(source)
-        makers = list(islice(later, passes_per_plan(uses, first=True)))
+        held = self.window is not None and self.window.holds_all
+        makers = list(islice(later, passes_per_plan(uses, first=True, held=held)))
         window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
         if self.run is not None and not self._goes_on(window):
             if midway:
@@ -222,7 +223,7 @@ class PlannedRun:
         number, self.window = window.next, window
         segment, base = window.segment(number), run.appended
         scripts = window.scripts(number)
-        run.append(window.sizes(number, scripts), scripts, segment.parcels)
+        run.append(window.sizes(number), scripts, segment.parcels)
         self.planned = total([self.planned, *window.counts(number)])
         self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1
@@ -233,8 +234,8 @@ class PlannedRun:
         window, budget = self.window, self.budget
         assert window is not None and budget is not None
         if window.next == window.segments.stop:
-            uses = window.uses(window.next - 1)
-            makers = list(islice(self._later, passes_per_plan(uses, first=False)))
+            uses, held = window.uses(window.next - 1), window.holds_all
+            makers = list(islice(self._later, passes_per_plan(uses, first=False, held=held)))
             if not makers or not self._goes_on(window := self._plan(makers, None, budget, stopped)):
                 return None
         return self._append(window)

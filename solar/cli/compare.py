@@ -96,7 +96,7 @@ class PlannedData:
     def sample_nbytes(self) -> int:
         """The average bytes of a sample."""
         unit = self.units.sample_nbytes
-        return unit if self.extents is None else self.extents.average_bytes(unit)
+        return unit if self.extents is None else self.extents.bytes_of(unit)
 
     @cached_property
     def piece(self) -> Piece:
@@ -185,15 +185,11 @@ def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD
     one = cases[0]
     firsts = sorted({case.drawn.first for case in cases})
     fields = [case for case in cases if case.drawn.first == one.drawn.first]
-    cut = any(case.piece.in_places for case in fields)  # each sample is cut out of what is held
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
         pieces=[replace(case.piece, dataset=source, field=at) for source, at, case in placed],
         storages=[case.storage for case in cases],
-        fields=[
-            SampleBytes(case.units.sample_nbytes, case.units.sample_nbytes) if cut else SampleBytes(case.sample_nbytes)
-            for case in fields
-        ],
+        fields=[SampleBytes(case.sample_nbytes) for case in fields],
         scratch=max(case.scratch for case in cases),
         order=one.order,
         beside=one.orders[1:],
@@ -413,7 +409,7 @@ def requests_of_buffer(plan: NodePlan, scratch: int, rows: Sequence[Rows]) -> Ma
             index = Asked(rows, window.parts(), scratch)
         for number in window.segments:
             scripts = window.scripts(number)
-            made.append(index.epoch(window.sizes(number, scripts), scripts))
+            made.append(index.epoch(window.sizes(number), scripts))
     return made
 
 

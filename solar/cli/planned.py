@@ -259,7 +259,7 @@ def describe_decoding(cases: list[PlannedData]) -> Iterator[str]:
 
 
 def samples_in_chunk(cases: list[PlannedData]) -> str:
-    most = max((case.units.per_unit for case in cases if not case.piece.in_places), default=1)
+    most = max((case.units.per_unit for case in cases if not case.piece.in_blocks), default=1)
     return f", up to {most:,} samples in a chunk" if most > 1 else ""
 
 

@@ -20,7 +20,6 @@ from solar.planning.sharing import SENDING, Sharing, Who
 from solar.planning.sweep import Counts, RetentionPolicy, total
 from solar.planning.torch_shuffles import ShuffledUses, steps
 from solar.planning.units import Units
-from solar.samples.row_blocks import most_uses
 from solar.samples.row_windows import RowWindows
 from solar.values import BATCHES_AHEAD, Outcome, Storage, World
 
@@ -174,9 +173,8 @@ def _of_service(job: Job) -> NodePlan:
     """Returns the plan of a service that has all of these jobs from its first step on."""
     of_epoch = lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch)))
     of_job = [job.uses_of(one, 0) for one in job.orders]
-    boxes = [piece.in_blocks and not piece.in_places for piece in job.pieces]
-    held = zip(job.fields, job.pieces, boxes, strict=False)  # a step has blocks, and the pieces of one data set
-    nbytes = sum(piece.units.sample_nbytes if is_cut else field.read for field, piece, is_cut in held)
+    held = zip(job.fields, job.pieces, strict=False)  # a step has blocks, and the pieces of one data set
+    nbytes = sum(piece.units.sample_nbytes if piece.in_blocks else field.read for field, piece in held)
     budget, ring = budget_of_jobs(
         of_job, of_epoch(0).planned, job.pieces, nbytes, memory=job.memory, scratch=job.scratch, cores=job.threads
     )
@@ -295,15 +293,21 @@ def rank_batch(job: Job) -> int:
     return max(1, min(job.batch, -(-job.order.uses // job.world.ranks)))
 
 
-def places_of_batch(job: Job, batch: int) -> int:
-    """Returns how many places the memory of a batch has: where samples are cut from blocks, one per block."""
-    return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if one.in_places)])
+def fields_of_batch(job: Job, batch: int) -> list[SampleBytes]:
+    """Returns the bytes of each field of a sample, in the largest batch of so many."""
+    found = list(job.fields)
+    for piece in job.pieces:
+        if piece.in_blocks:
+            most = -(-piece.extents.longest_bytes(piece.units.sample_nbytes, batch) // batch)
+            found[piece.field] = SampleBytes(max(most, found[piece.field].read))
+    return found
 
 
 def _needs_of(job: Job, exchange: str, largest: int, inbox: int) -> Needs:
     """Returns the memory for a rank's batches if the largest has `largest` samples."""
-    places = places_of_batch(job, max(rank_batch(job), largest))
-    own = needs(job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
+    batch = max(rank_batch(job), largest)
+    fields = fields_of_batch(job, batch)
+    own = needs(fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
 
@@ -331,7 +335,8 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
             used = [own + len(of(epoch)[0]) for own, epoch in zip(used, epochs, strict=True)]
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_groups))
-    taken = needs(job.fields, job.pace, places_of_batch(job, rank_batch(job)), scratch=job.scratch, threads=job.threads)
+    batch = rank_batch(job)
+    taken = needs(fields_of_batch(job, batch), job.pace, batch, scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
     return NodePlan(found, used, [piece.units for piece in job.pieces], job.storages, [], None, batches)
 

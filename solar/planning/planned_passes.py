@@ -27,6 +27,7 @@ from solar.values import BoxScript, PartScript, RowPacking, RunPart, Script, Sto
 STEPS_AHEAD = 6
 SLOW_ANSWER = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
+USES_HELD = 500_000  # the same where memory holds everything: about as many as are planned in 20 ms
 SEGMENTS = 32, 256  # passes, at most
 
 
@@ -50,18 +51,13 @@ class Piece:
         return self.extents is not None and self.extents.in_blocks
 
     @property
-    def in_places(self) -> bool:
-        """Whether a batch has a place for each block that it uses, rather than for each sample."""
-        return self.extents is not None and self.extents.in_places
-
-    @property
     def slots(self) -> int:
         """The number of rows that make up a sample."""
         return 1 if self.extents is None else self.extents.slots
 
     @property
     def sample_nbytes(self) -> int:
-        """The average bytes of a sample in a batch."""
+        """The average bytes of a sample."""
         unit = self.units.sample_nbytes
         return unit if self.extents is None else self.extents.bytes_of(unit)
 
@@ -76,16 +72,35 @@ class Piece:
         return (samples, starts) if self.extents is None else self.extents.rows_used(samples, starts, uses.epoch)
 
 
-def part_script(piece: Piece, segment: PassUses, script: Script) -> PartScript:
-    """Returns the script of a segment for one part: for boxes, this rank's samples and the blocks of its whole node."""
+def part_script(piece: Piece, segment: PassUses, script: Script, first: NDArray[np.int64] | None = None) -> PartScript:
+    """Returns the script of a segment for one part: of what is cut out of blocks, this rank's samples, and the blocks
+    of its whole node. `first` is the first row of each sample in its batch, where samples differ in length."""
     uses = segment.batches
     samples, starts = uses.of(piece.dataset)
     corners = None if piece.extents is None else piece.extents.corners_of(samples, uses.epoch)
     if corners is None:
         return PartScript(script, segment.planned.positions(piece.dataset))
-    own = None if segment.takers is None else _own_places(piece, segment, script, 0)[0]
+    if first is not None:
+        corners[:, -1] = first if uses.which is None else first[uses.which == piece.dataset]
+    own = None if segment.takers is None else _own_blocks(piece, segment, script)
     boxes = BoxScript(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts, own)
     return PartScript(script, uses.positions(piece.dataset), boxes)
+
+
+def first_rows_of(pieces: Sequence[Piece], uses: SampleUses) -> NDArray[np.int64] | None:
+    """Returns the first row of each sample in its batch, in a field that has these pieces; None if each is one.
+
+    Samples of unequal length follow one another.
+    """
+    if any(piece.extents is None or piece.extents.lengths_of(uses.rows[:0]) is None for piece in pieces):
+        return None
+    lengths = np.empty(len(uses.rows), np.int64)
+    for piece in pieces:
+        here = slice(None) if uses.which is None else uses.which == piece.dataset
+        lengths[here] = piece.extents.lengths_of(uses.rows[here])
+    before: NDArray[np.int64] = np.cumsum(lengths) - lengths
+    full = uses.sizes > 0
+    return before - np.repeat(before[uses.starts[:-1][full]], uses.sizes[full])
 
 
 def steps_ahead(storage: Storage) -> int:
@@ -98,10 +113,14 @@ def steps_ahead(storage: Storage) -> int:
     return max(STEPS_AHEAD, int(in_flight))
 
 
-def passes_per_plan(uses: int, *, first: bool) -> int:
-    """Returns how many passes with this many uses are planned together, in the first plan or in a later one."""
+def passes_per_plan(uses: int, *, first: bool, held: bool = False) -> int:
+    """Returns how many passes with this many uses are planned together, in the first plan or in a later one.
+
+    Where memory is known to have held everything (`held`), no pass gains by what others use.
+    """
     place = 0 if first else 1
-    return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
+    most = USES_HELD if held else USES[place]
+    return max(1, min(SEGMENTS[place], most // max(1, uses)))
 
 
 class PlannedPasses:
@@ -146,6 +165,12 @@ class PlannedPasses:
         return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
 
     @property
+    def holds_all(self) -> bool:
+        """Whether memory holds everything that passes use, so that nothing depends on which of them follow."""
+        pairs = zip(self.plans, self.pieces, strict=True)
+        return all(plan.policy.pinned == piece.region.items for plan, piece in pairs)
+
+    @property
     def policies(self) -> list[RetentionPolicy]:
         """The policy of each piece."""
         return [plan.policy for plan in self.plans]
@@ -179,47 +204,19 @@ class PlannedPasses:
     def scripts(self, number: int) -> list[PartScript]:
         """Returns the script of a segment for each part."""
         segment = self.segment(number)
+        fields: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            fields.setdefault(piece.field, []).append(piece)
+        first = {field: first_rows_of(pieces, segment.batches) for field, pieces in fields.items()}
         pairs = zip(self.pieces, self.plans, strict=True)
-        scripts = [part_script(piece, segment, plan.script(number)) for piece, plan in pairs]
-        if self._in_blocks:
-            scripts = self._in_places(segment, scripts)
+        scripts = [part_script(piece, segment, plan.script(number), first[piece.field]) for piece, plan in pairs]
         if segment.elsewhere is not None:
             scripts += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return scripts
 
-    def sizes(self, number: int, scripts: Sequence[PartScript]) -> NDArray[np.int64]:
-        """Returns the number of places that the memory of each batch has, for the piece that needs most."""
-        own = self.segment(number).sizes
-        if not self._in_blocks:
-            return own
-        places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
-        for piece, one in zip(self.pieces, scripts, strict=True):
-            assert one.positions is not None, "each use of a block, and beside blocks, has its place"
-            starts = one.script.starts
-            if len(one.positions) and int(one.positions.min()) < 0:  # some go to other ranks' batches
-                starts = np.concatenate(([0], np.cumsum(one.positions >= 0)))[starts]
-            places[piece.field] += np.diff(starts)
-        most: NDArray[np.int64] = np.maximum.reduce([own, *places])
-        return most
-
-    def _in_places(self, segment: PassUses, scripts: Sequence[PartScript]) -> list[PartScript]:
-        """Returns the scripts with the place of each use: a batch has its blocks data set by data set."""
-        taken: dict[int, NDArray[np.int64]] = {}
-        found = []
-        for piece, one in zip(self.pieces, scripts, strict=True):
-            starts = one.script.starts
-            if not piece.in_places:
-                found.append(one if one.positions is not None else one._replace(positions=number_in_steps(starts)))
-                continue
-            before = taken.get(piece.field, np.zeros(len(starts) - 1, np.int64))
-            positions, own = _own_places(piece, segment, one.script, before)
-            found.append(one._replace(positions=positions))
-            taken[piece.field] = before + np.diff(own)
-        return found
-
-    @property
-    def _in_blocks(self) -> bool:
-        return any(piece.in_places for piece in self.pieces)
+    def sizes(self, number: int) -> NDArray[np.int64]:
+        """Returns the number of samples that the memory of each batch has room for."""
+        return self.segment(number).sizes
 
     def _shared(self) -> list[int]:
         """Returns how much memory each piece may hold. What is left over goes to decoded samples."""
@@ -304,27 +301,19 @@ def run_part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     return RunPart(piece.field, plan.pages, plan.page, kept, plan.policy.direct, ahead, plan.terms.gap, own, pack)
 
 
-def number_in_steps(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
-    """Returns 0, 1, 2, … within each step, counting from `first` in the first one."""
-    return np.arange(starts[-1], dtype=np.int32) - np.repeat((starts[:-1] - first).astype(np.int32), np.diff(starts))
-
-
-def _own_places(
-    piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64] | int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Returns the place of each block of a step in this rank's batch (-1: it is not in it), and where each batch
-    begins.
+def _own_blocks(piece: Piece, segment: PassUses, script: Script) -> NDArray[np.int32]:
+    """Returns 0 for each use of a block that samples of this rank touch, and -1 for the others.
 
     Ranks of a node have one plan: a step uses the blocks of all their samples.
     """
     if segment.planned is segment.batches:
-        return number_in_steps(script.starts, before), script.starts
+        return np.zeros(len(script.rows), np.int32)
     rows, starts = piece.rows(segment.batches)
     every, steps = piece.units.samples, np.arange(len(starts) - 1)
     of_all, of_own = (np.repeat(steps * every, np.diff(each)) for each in (script.starts, starts))
-    positions = np.full(len(script.rows), -1, np.int32)
-    positions[np.searchsorted(of_all + script.rows[:], of_own + rows[:])] = number_in_steps(starts, before)
-    return positions, starts
+    own = np.full(len(script.rows), -1, np.int32)
+    own[np.searchsorted(of_all + script.rows[:], of_own + rows[:])] = 0
+    return own
 
 
 def _read_alone(uses: SampleUses, piece: Piece) -> PartScript:

@@ -210,7 +210,6 @@ class BoxBlocks:
     block: tuple[int, ...]  # shape
     tiles: Numbers  # of each part: blocks along each axis
     in_blocks: ClassVar[bool] = True
-    in_places: ClassVar[bool] = False
     tables_nbytes: ClassVar[int] = 0
     windows: ClassVar[None] = None
 
@@ -231,7 +230,8 @@ class BoxBlocks:
     def bytes_of(self, unit: int) -> int:
         return unit // math.prod(self.block) * math.prod(self.boxes.box)
 
-    average_bytes = bytes_of
+    def longest_bytes(self, unit: int, samples: int) -> int:
+        return samples * self.bytes_of(unit)
 
     def wanted_bytes(self, layout: Layout, batch: int) -> int:
         return -(-len(self) // batch) * min(batch * self.slots, layout.samples) * layout.sample_nbytes
@@ -241,6 +241,9 @@ class BoxBlocks:
 
     def corners_of(self, samples: NDArray[np.integer], epoch: int) -> Numbers:
         return self.boxes.of(self.numbers(samples, epoch)).corners
+
+    def lengths_of(self, samples: NDArray[np.integer]) -> None:
+        return None
 
     def uses(self, numbers: Numbers, starts: Numbers) -> tuple[NDArray[np.int32], Numbers]:
         """Returns the blocks that each step touches, once each and in order, and where each step begins."""

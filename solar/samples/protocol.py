@@ -82,7 +82,6 @@ class HeldMap(Protocol):
     """How samples are made from what a buffer holds of a dataset: rows, or blocks from which they are cut."""
 
     in_blocks: ClassVar[bool]  # samples are cut out of what is held, and may have that in common
-    in_places: ClassVar[bool]  # a batch has a place for each block that it uses, not for each sample
 
     def __len__(self) -> int: ...
 
@@ -99,10 +98,7 @@ class HeldMap(Protocol):
         """The rows of samples that are windows: the run works out which these are."""
 
     def bytes_of(self, unit: int) -> int:
-        """Returns the bytes of a sample in a batch, if a row or a block has this many."""
-
-    def average_bytes(self, unit: int) -> int:
-        """Returns the average bytes of a sample."""
+        """Returns the bytes of a sample in a batch, on average, if a row or a block has this many."""
 
     def wanted_bytes(self, layout: Layout, batch: int) -> int:
         """Returns the bytes that the batches of an epoch use, each counted for itself."""
@@ -112,8 +108,14 @@ class HeldMap(Protocol):
     ) -> tuple[NDArray[np.int32] | Listing, Numbers]:
         """Returns the rows or blocks that each step uses, and where each step begins among them."""
 
+    def longest_bytes(self, unit: int, samples: int) -> int:
+        """Returns the bytes of the largest batch of this many samples."""
+
     def corners_of(self, samples: NDArray[np.integer], epoch: int) -> Numbers | None:
-        """Returns where samples are cut from blocks as boxes; None if they are not boxes."""
+        """Returns where samples are cut from blocks, one per line; None if they are rows."""
+
+    def lengths_of(self, samples: NDArray[np.integer]) -> Numbers | None:
+        """Returns the rows of these samples if they differ in length. They then begin at any row of their batch."""
 
 
 def first_rows(own: SampleMap | None, numbers: Numbers, samples: int) -> Numbers:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solar import _native
 from solar.errors import ReadError, SolarError
 from solar.io.reading.engine import Ticket
 from solar.io.reading.reader import Pending, Rows
@@ -18,11 +20,10 @@ from solar.io.reading.stage import Tier
 from solar.samples.pending import PendingField
 from solar.samples.ragged import CSR, Ragged, RaggedRows
 from solar.samples.ragged_batch import RaggedBatch, SparseBatch, dense_rows
-from solar.samples.row_blocks import Cut, RowBlocks, most_uses
+from solar.samples.row_blocks import RowBlocks, most_rows
 from solar.values import Layout
 
 Places = NDArray[np.int64]
-LONG_NBYTES = 512  # of a run of rows, on average, above which a copy of each is quicker than one of each row
 
 
 class RaggedReader:
@@ -49,8 +50,7 @@ class RaggedReader:
     @property
     def held_rows(self) -> list[Rows]:
         """The readers of these blocks."""
-        kept = self._page_cache, self._tier
-        return [Rows(own.layout, True, kept[0], tier=kept[1], unit="block") for own in self.extents.blocks]
+        return [RowsInBlocks(own.layout, self._page_cache, self._tier) for own in self.extents.blocks]
 
     def start(self, samples: Places) -> PendingField:
         """Starts reading these samples."""
@@ -166,7 +166,8 @@ def make_ragged_batch(own: RaggedRows, values: Sequence[NDArray[Any]], offsets: 
 def _matrix(own: RaggedRows, values: Sequence[NDArray[Any]], offsets: Places, named: Any) -> Any:
     """A batch of rows of a matrix. ReadError where a column is not one of the matrix."""
     data, columns = values
-    if len(columns) and (int(columns.max()) >= own.width or int(columns.min()) < 0):
+    # As unsigned numbers, those below 0 are too large, too: the columns are looked at once.
+    if len(columns) and int(columns.view(f"u{columns.itemsize}").max()) >= own.width:
         at = int(np.flatnonzero((columns < 0) | (columns >= own.width))[0])
         sample = int(np.searchsorted(offsets, at, side="right")) - 1
         raise ReadError(
@@ -208,13 +209,29 @@ def row_blocks_of(read: Any) -> tuple[RowBlocks, ...]:
     return read.extents.blocks if isinstance(read.extents, RaggedRows) else ()
 
 
-def most_blocks(datasets: Sequence[Any], batch: int) -> int:
-    """Returns the places that a batch of so many samples has, at most, for the field that needs most."""
-    most = batch
+def largest_batch(datasets: Sequence[Any], batch: int) -> dict[int, tuple[int, int]]:
+    """Returns the bytes of the largest batch of so many samples, of each piece whose samples are of unequal length: as
+    it is read, and what is made of it (0: nothing is).
+
+    Pieces are numbered as those of one data set are.
+    """
+    found, piece = dict[int, tuple[int, int]](), 0
     for same in zip(*(dataset.reads for dataset in datasets), strict=True):
-        for blocks in zip(*map(row_blocks_of, same), strict=True):
-            most = max(most, most_uses(blocks, batch))
-    return most
+        every = [*zip(*map(row_blocks_of, same), strict=True)]
+        for at, blocks in enumerate(every):
+            row = blocks[0].layout.sample_nbytes // blocks[0].per
+            read = most_rows(blocks, batch) * row
+            found[piece] = read, 0 if at else _made_nbytes(same[0].extents, read, batch)
+            piece += 1
+        piece += not every
+    return found
+
+
+def _made_nbytes(own: RaggedRows, read: int, batch: int) -> int:
+    """Returns the bytes of a batch that is made of what is read: padded, at least as much; of a matrix, with zeros."""
+    if isinstance(own.given, Ragged):
+        return read if own.given.batch == "padded" else 0
+    return batch * own.width * own.dtype.itemsize if own.given.dense else 0
 
 
 def unlike(datasets: Sequence[Any]) -> str:
@@ -226,53 +243,66 @@ def unlike(datasets: Sequence[Any]) -> str:
     return ""
 
 
-class InBlocks:
-    """The samples of a batch that a run puts together of blocks: what is to be cut out of these."""
+class RowsInBlocks(Rows):
+    """The rows that a run cuts out of the blocks of a Layout, as many as its samples have."""
 
-    def __init__(self, datasets: Sequence[Any], which: Places | None, samples: Places) -> None:
-        self._datasets, self._samples = datasets, samples
-        self._which = np.zeros(len(samples), np.int64) if which is None else which
-        self._here = [np.flatnonzero(self._which == at) for at in range(len(datasets))]
-        self._reads = list(zip(*(dataset.reads for dataset in datasets), strict=True))
-        self._cuts = [self._cuts_of(same) for same in self._reads]
-        self.places = max([len(samples), *(cut.blocks for cuts in self._cuts for cut in cuts)])
+    def __init__(self, layout: Layout, page_cache: bool | None, tier: Tier | None) -> None:
+        super().__init__(layout, True, page_cache, tier=tier, unit="block")
+        assert self.source is not None, "blocks are read directly"
+        self._cut, self._page_cache = _native.Boxes(self.source), page_cache
 
-    def _cuts_of(self, same: Sequence[Any]) -> list[Cut]:
-        """Of each Layout of a field, where the samples lie in the blocks of all data sets."""
-        found = []
-        for blocks in zip(*map(row_blocks_of, same), strict=True):
-            begin, length = np.empty((2, len(self._samples), 2), np.int64)
-            before = 0
-            for own, here in zip(blocks, self._here, strict=True):
-                cut = own.cut(self._samples[here])
-                begin[here], length[here] = cut.begin + before * own.per, cut.length
-                before += cut.blocks
-            found.append(Cut(begin, length, before))
+    @property
+    def boxes(self) -> _native.Boxes:
+        return self._cut
+
+    @property
+    def blocks(self) -> Rows:
+        """The reader of the blocks."""
+        return Rows(self.layout, True, self._page_cache, tier=self.tier, unit="block")
+
+    def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
+        """Returns the rows that are in this memory."""
+        row = self.sample_nbytes // self.sample_shape[0]
+        return np.ndarray((memory.nbytes // row, *self.sample_shape[1:]), self.dtype, memory)
+
+    def room(self, samples: int) -> NDArray[Any]:
+        """Returns memory for this many rows."""
+        return self.from_bytes(_native.take(max(1, samples * self.sample_nbytes // self.sample_shape[0])), samples)
+
+
+FieldsOfRun = Callable[[Places | None, Places, Sequence[NDArray[Any]]], list[Any]]
+
+
+def fields_of_run(datasets: Sequence[Any]) -> FieldsOfRun:
+    """Returns a function that makes the fields of a batch, as `by_field` takes them, of what a run gave.
+
+    It gets the data set of each sample, None if there is one; the samples; and arrays, of a matrix two.
+    """
+    reads = [*zip(*(dataset.reads for dataset in datasets), strict=True)]
+    every = [[read.extents for read in same] if row_blocks_of(same[0]) else [] for same in reads]
+    arrays = [1 if same[0].rows is None else len(same[0].fields) for same in reads]
+
+    def fields(which: Places | None, samples: Places, came: Sequence[NDArray[Any]]) -> list[Any]:
+        values, found = iter(came), list[Any]()
+        for own, several in zip(every, arrays, strict=True):
+            found += [_of_run(own, which, samples, values)] if own else islice(values, several)
         return found
 
-    def fields(self, came: Sequence[NDArray[Any]]) -> list[Any]:
-        """Returns the fields of the batch, of what the run gave; in the order of `reads`."""
-        found, values = [], iter(came)
-        for same, cuts in zip(self._reads, self._cuts, strict=True):
-            own = same[0].extents
-            if not cuts:
-                found.append(next(values)[: len(self._samples)])
-                continue
-            parts = [cut_rows(next(values), cut) for cut in cuts]
-            offsets = np.concatenate(([0], np.cumsum(cuts[0].length.sum(axis=1))))
-            named = partial(_name_of, [read.extents for read in same], self._which, self._samples)
-            found.append(make_ragged_batch(own, parts, offsets, named))
-        return found
+    return fields
 
 
-def cut_rows(blocks: NDArray[Any], cut: Cut) -> NDArray[Any]:
-    """Rows run after run: long runs are copied as they are, of short ones each row by its number."""
-    there = cut.length.reshape(-1) > 0
-    begin, length = cut.begin.reshape(-1)[there], cut.length.reshape(-1)[there]
-    flat = blocks.reshape(-1, *blocks.shape[2:])
-    ends = np.cumsum(length)
-    if len(ends) and ends[-1] * flat[:1].nbytes > LONG_NBYTES * len(length):
-        return np.concatenate([flat[b : b + n] for b, n in zip(begin.tolist(), length.tolist(), strict=True)])
-    rows = np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)
-    cut_out: NDArray[Any] = flat.take(rows, axis=0)
-    return cut_out
+def _of_run(
+    own: Sequence[RaggedRows], which: Places | None, samples: Places, came: Iterator[NDArray[Any]]
+) -> RaggedBatch | SparseBatch | NDArray[Any]:
+    """Returns a ragged field of a batch."""
+    of = np.zeros(len(samples), np.int64) if which is None else which
+    offsets = np.zeros(len(samples) + 1, np.int64)
+    for number, one in enumerate(own):
+        here = slice(None) if which is None else of == number
+        offsets[1:][here] = one.length[samples[here]]
+    np.cumsum(offsets, out=offsets)
+    parts = [next(came)[: offsets[-1]] for _ in own[0].layouts]
+    found: RaggedBatch | SparseBatch | NDArray[Any] = make_ragged_batch(
+        own[0], parts, offsets, partial(_name_of, own, of, samples)
+    )
+    return found

@@ -10,30 +10,23 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.samples.row_windows import distinct
+from solar import _native
 from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
 TABLED = 64  # bytes that a block takes beside its own, in tables and in planning, about
-CHUNK_TABLED, BLOCK_TABLED, USE_TABLED = 60, 12, 24  # bytes of each in a loader's plans and tables, about
+# Bytes of each in a loader's plans and tables, about.
+CHUNK_TABLED, BLOCK_TABLED, USE_TABLED, SAMPLE_TABLED = 60, 12, 16, 80
 MOST_USES = 1 << 25  # of blocks, by all samples
 SAMPLES_AT_ONCE = 1 << 13  # whose blocks are listed together: what that takes is gone before the next
 
 Places = NDArray[np.int64]
-
-
-class Cut(NamedTuple):
-    """Where the rows of samples lie in their blocks: of each two runs, of `length` rows from row `begin` on."""
-
-    begin: Places
-    length: Places
-    blocks: int  # how many there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +49,6 @@ class RowBlocks:
     tail: Places  # of each part: the first row that is in its last block alone
     chunk: int = 0  # rows of a chunk, whose last block may not be full; 0: blocks do not begin anew with each
     in_blocks: ClassVar[bool] = True
-    in_places: ClassVar[bool] = True
     windows: ClassVar[None] = None
 
     def __len__(self) -> int:
@@ -76,8 +68,8 @@ class RowBlocks:
 
     @property
     def tables_nbytes(self) -> int:
-        """The bytes, about, that a loader notes for chunks, blocks, and the uses of blocks in an epoch."""
-        listed = len(self.layout.chunk_offset) * CHUNK_TABLED
+        """The bytes, about, that a loader notes for chunks, blocks, and the samples and uses of blocks in an epoch."""
+        listed = len(self.layout.chunk_offset) * CHUNK_TABLED + len(self) * SAMPLE_TABLED
         return listed + int(self.first[-1]) * BLOCK_TABLED + int(self.counts.sum()) * USE_TABLED
 
     def uses(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
@@ -88,14 +80,14 @@ class RowBlocks:
                 samples[starts[first] : starts[last]], starts[first : last + 1] - starts[first]
             )
             found.append(blocks)
-            counts.append(each)
+            counts.append(np.diff(each))
         return np.concatenate(found), np.cumsum(np.concatenate(counts))
 
     def bytes_of(self, unit: int) -> int:
-        return self.slots * unit
-
-    def average_bytes(self, unit: int) -> int:
         return round(float(self.length.mean()) * unit / self.per)
+
+    def longest_bytes(self, unit: int, samples: int) -> int:
+        return most_rows([self], samples) * (unit // self.per)
 
     def wanted_bytes(self, layout: Layout, batch: int) -> int:
         return layout.nbytes
@@ -103,22 +95,11 @@ class RowBlocks:
     def rows_used(self, samples: NDArray[np.integer], starts: Places, epoch: int) -> tuple[NDArray[np.int32], Places]:
         return self.uses(samples, starts)
 
-    def corners_of(self, samples: NDArray[np.integer], epoch: int) -> None:
-        return None
+    def corners_of(self, samples: NDArray[np.integer], epoch: int) -> Places:
+        """Returns two runs of rows for each sample, each a first row and a number of rows, and a 0.
 
-    def _used_blocks(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
-        """Returns what `uses` does of a few steps, with how many blocks each of them has."""
-        steps = len(starts) - 1
-        step = np.repeat(np.arange(steps), np.diff(starts))
-        blocks, of = self._all(samples)
-        every = int(self.first[-1]) or 1
-        wanted = distinct(step[of] * every + blocks)
-        ends = np.searchsorted(wanted, np.arange(steps + 1) * every)
-        return (wanted % every).astype(np.int32), np.diff(ends)
-
-    def cut(self, samples: Places) -> Cut:
-        """Returns where the rows of these samples lie in the blocks that `uses` says of one step of them."""
-        blocks = distinct(self._all(samples)[0])
+        Rows are counted on from block to block. The 0 is for the row of the batch at which the sample begins.
+        """
         begin, length = self.begin[samples], self.length[samples]
         part = self._part(begin)
         row, low = begin - self.first_row[part], self._block(begin, part)
@@ -130,17 +111,21 @@ class RowBlocks:
             rest, last = self.tail[part], self.first[part + 1] - 1
             behind = np.maximum(begin, rest) - (self.first_row[part + 1] - self.per)
         body = np.clip(rest - begin, 0, length)
-        from_body = np.searchsorted(blocks, low) * self.per + row % self.per
-        from_tail = np.searchsorted(blocks, last) * self.per + behind
-        begins = np.stack((from_body, from_tail), axis=1)
-        return Cut(begins, np.stack((body, length - body), axis=1), len(blocks))
+        found = np.zeros((len(begin), 5), np.int64)
+        found[:, 0], found[:, 1] = np.where(body > 0, low * self.per + row % self.per, 0), body
+        found[:, 2], found[:, 3] = np.where(length > body, last * self.per + behind, 0), length - body
+        return found
 
-    def _all(self, samples: NDArray[np.integer]) -> tuple[Places, Places]:
-        """Each block of each sample, and which of these samples it is of."""
-        low, high = self._ends(samples)
-        counts = np.where(self.length[samples] > 0, high - low + 1, 0)
-        of = np.repeat(np.arange(len(counts)), counts)
-        return low[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts), of
+    def lengths_of(self, samples: NDArray[np.integer]) -> Places:
+        found: Places = self.length[samples]
+        return found
+
+    def _used_blocks(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
+        """Returns what `uses` does of a few steps."""
+        runs = self.corners_of(samples, 0)[:, :4].reshape(-1, 2)
+        first, rows = runs.T
+        last = np.where(rows > 0, (first + rows - 1) // self.per, -1)
+        return _native.merge_ranges(first // self.per, last, 2 * starts, int(self.first[-1]))
 
     def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
         """Returns the first and the last block of each; of those without rows any."""
@@ -174,10 +159,11 @@ def _stretches(starts: Places) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def most_uses(every: Sequence[RowBlocks], samples: int) -> int:
-    """Returns the most blocks that a batch of this many samples can touch."""
-    counts = np.sort(np.concatenate([one.counts for one in every]))
-    return int(counts[max(0, len(counts) - samples) :].sum())
+def most_rows(every: Sequence[RowBlocks], samples: int) -> int:
+    """Returns the most rows that a batch of this many samples can have."""
+    lengths = np.concatenate([one.length for one in every])
+    least = max(0, len(lengths) - samples)
+    return int(np.partition(lengths, least)[least:].sum()) if least < len(lengths) else 0
 
 
 def why_not_blocks(layout: Layout) -> str:

@@ -62,7 +62,6 @@ class RowWindows:
     not_in_blocks: ClassVar[str] = ""
     drawn: ClassVar[bool] = False
     in_blocks: ClassVar[bool] = False
-    in_places: ClassVar[bool] = False
     tables_nbytes: ClassVar[int] = 0
 
     def __len__(self) -> int:
@@ -168,15 +167,19 @@ class RowWindows:
     def bytes_of(self, unit: int) -> int:
         return self.slots * unit
 
-    average_bytes = bytes_of
-
     def wanted_bytes(self, layout: Layout, batch: int) -> int:
         return layout.nbytes
 
     def rows_used(self, samples: NDArray[np.int32], starts: Rows, epoch: int) -> tuple[Listing, Rows]:
         return Listing(self, samples), starts * self.slots
 
+    def longest_bytes(self, unit: int, samples: int) -> int:
+        return samples * self.bytes_of(unit)
+
     def corners_of(self, samples: NDArray[np.integer], epoch: int) -> None:
+        return None
+
+    def lengths_of(self, samples: NDArray[np.integer]) -> None:
         return None
 
     @cached_property

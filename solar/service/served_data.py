@@ -12,7 +12,7 @@ from solar.buffer.located import pieces_of
 from solar.io.channels.service_sockets import real
 from solar.io.reading.reader import Rows
 from solar.planning.pass_uses import SampleUses, in_lockstep
-from solar.planning.planned_passes import Piece
+from solar.planning.planned_passes import Piece, first_rows_of
 from solar.samples.dataset import H5Dataset
 from solar.samples.held_rules import rule_of, window_arrays
 from solar.samples.source import SampleSource
@@ -75,25 +75,29 @@ class ServedData:
         return [(which[own] % self.datasets if several else None, rows[own]) for own in here]
 
     def cluster(self, field: int, batch: SampleUses, used: Uses, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the samples of one batch in this field, cut from the blocks that it uses.
-
-        Samples of unequal length are cut where a batch is made, as with any buffer: their values are returned as they
-        are.
-        """
+        """Returns the samples of one batch in this field, cut from the blocks that it uses."""
         first = self.boxes[field]
         if first is None:
             return values
-        out = first.room(len(batch.rows))
-        memory = out.reshape(-1).view(np.uint8)
-        which, rows = used
+        begins = first_rows_of(self.pieces[field :: self.fields], batch)
+        parts = []
         for dataset in range(self.datasets):
-            number = dataset * self.fields + field
-            own, blocks = self.boxes[number], self.pieces[number].extents
-            assert own is not None and own.boxes is not None and blocks is not None, "data sets are alike"
-            here = slice(None) if which is None else which == dataset
+            blocks = self.pieces[dataset * self.fields + field].extents
+            assert blocks is not None, "data sets are alike"
             at = np.arange(len(batch.rows)) if batch.which is None else np.flatnonzero(batch.which == dataset)
             corners = blocks.corners_of(batch.rows[at], batch.epoch)
-            assert corners is not None, "these samples are boxes"
+            assert corners is not None, "these samples are cut out of blocks"
+            if begins is not None:
+                corners[:, -1] = begins[at]
+            parts.append((at, corners))
+        ends = [0] if begins is None else [int(one[:, [1, 3, 4]].sum(1).max(initial=0)) for _, one in parts]
+        out = first.room(len(batch.rows) if begins is None else max(ends))
+        memory = out.reshape(-1).view(np.uint8)
+        which, rows = used
+        for dataset, (at, corners) in enumerate(parts):
+            own = self.boxes[dataset * self.fields + field]
+            assert own is not None and own.boxes is not None, "data sets are alike"
+            here = slice(None) if which is None else which == dataset
             there = np.ascontiguousarray(values[here]).reshape(-1).view(np.uint8)
             own.boxes.put_together(corners.reshape(-1), at, np.ascontiguousarray(rows[here]), there, memory)
         return out

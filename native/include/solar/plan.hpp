@@ -28,6 +28,11 @@ struct Uses {
 };
 Uses select(std::span<const Item> order, std::span<const std::int64_t> starts, Item begin, Item end);
 
+// The items of ranges, each once a step and in ascending order. Step s has the ranges [starts[s], starts[s + 1]), and
+// range r the items from first[r] to last[r], none if that is less. REQUIRES: items from 0 on.
+Uses merge_ranges(std::span<const std::int64_t> first, std::span<const std::int64_t> last,
+                  std::span<const std::int64_t> starts);
+
 // Which rank takes each use when each gets its share of every step (torch's: as equal as can be, the first ranks one
 // more). A use goes to the rank at whose home it lies (homes: where each begins, and the end) while that has room, then
 // to one with room on the same node, then to any. Ranks are asked in ascending order. REQUIRES: homes has ranks + 1.

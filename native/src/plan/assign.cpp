@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "solar/plan.hpp"
 
@@ -24,6 +25,27 @@ Uses select(std::span<const Item> order, std::span<const std::int64_t> starts, I
     for (auto use = starts[step]; use < starts[step + 1]; ++use) {
       const Item item = order[static_cast<std::size_t>(use)] - begin;
       if (static_cast<std::uint32_t>(item) < width) uses.items.push_back(item);
+    }
+  }
+  uses.starts.push_back(static_cast<std::int64_t>(uses.items.size()));
+  return uses;
+}
+
+Uses merge_ranges(std::span<const std::int64_t> first, std::span<const std::int64_t> last,
+                  std::span<const std::int64_t> starts) {
+  Uses uses;
+  uses.starts.reserve(starts.size());
+  std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+  for (std::size_t step = 0; step + 1 < starts.size(); ++step) {
+    uses.starts.push_back(static_cast<std::int64_t>(uses.items.size()));
+    ranges.clear();
+    for (auto r = static_cast<std::size_t>(starts[step]); r < static_cast<std::size_t>(starts[step + 1]); ++r) {
+      if (first[r] <= last[r]) ranges.emplace_back(first[r], last[r]);
+    }
+    std::sort(ranges.begin(), ranges.end());
+    std::int64_t next = 0;
+    for (const auto& [from, to] : ranges) {
+      for (next = std::max(next, from); next <= to; ++next) uses.items.push_back(static_cast<Item>(next));
     }
   }
   uses.starts.push_back(static_cast<std::int64_t>(uses.items.size()));

@@ -9,8 +9,27 @@
 
 namespace solar {
 
+Boxes Boxes::runs_of(const Source& source) {
+  Boxes made{source.row_shape, {}, {}, {0}};
+  const std::uint64_t per = made.block.empty() ? 0 : made.block[0];
+  if (__builtin_mul_overflow(source.part_first.back(), per, &made.lengths[0])) made.lengths[0] = -1;
+  return made;
+}
+
 void Boxes::check(const Source& source) const {
   const auto refuse = [&](const char* what) { throw std::invalid_argument(source.name + ": " + what); };
+  if (runs()) {
+    const Boxes right = runs_of(source);
+    const bool rows = rank() > 0 && block[0] > 0 && block[0] <= INT64_MAX && nbytes(source.itemsize) > 0;
+    if (!rows || block != right.block || lengths != right.lengths || lengths[0] < 0)
+      refuse("runs are of rows of blocks");
+    for (const Form& form : source.forms) {
+      const bool whole =
+          form.chunk.size() == rank() + 1 && std::equal(block.begin(), block.end(), form.chunk.begin() + 1);
+      if (!whole) refuse("a chunk has whole blocks");
+    }
+    return;
+  }
   if (rank() == 0 || rank() >= read::max_rank || box.size() != rank() || shape.size() != rank()) {
     refuse("a block, a box and a volume have the same dimensions, at least one");
   }
@@ -37,7 +56,26 @@ void Boxes::check(const Source& source) const {
   }
 }
 
+// Each within the blocks, no block in both, and places that can be counted.
+void Boxes::check_runs(Corner corner) const {
+  const std::int64_t all = lengths[0], per = static_cast<std::int64_t>(block[0]);
+  bool fits = corner[4] >= 0;
+  for (std::size_t run = 0; run < 4; run += 2) {
+    fits =
+        fits && corner[run] >= 0 && corner[run + 1] >= 0 && corner[run] <= all && corner[run + 1] <= all - corner[run];
+  }
+  if (fits && corner[1] > 0 && corner[3] > 0) {
+    const auto first = [&](std::size_t run) { return corner[run] / per; };
+    const auto last = [&](std::size_t run) { return (corner[run] + corner[run + 1] - 1) / per; };
+    fits = last(0) < first(2) || last(2) < first(0);
+  }
+  std::int64_t rows = 0;  // no more than there are, twice
+  fits = fits && !__builtin_add_overflow(corner[1], corner[3], &rows) && corner[4] <= INT64_MAX - rows;
+  if (!fits) throw std::out_of_range("a run leaves the blocks");
+}
+
 void Boxes::check(Corner corner) const {
+  if (runs()) return check_runs(corner);
   bool fits = corner[0] >= 0 && static_cast<std::uint64_t>(corner[0]) < lengths.size();
   for (std::size_t d = 0; fits && d < rank(); ++d) {
     const std::uint64_t extent = this->extent(static_cast<std::size_t>(corner[0]), d);
@@ -56,7 +94,29 @@ constexpr std::uint64_t decoded_a_run = 128;      // bytes that are decoded in t
 
 }  // namespace
 
+// The rows that one of the two runs has of the block.
+void Cut::cut_run(const Boxes& boxes, std::uint64_t row_nbytes, std::int64_t row, Boxes::Corner corner) {
+  const auto per = static_cast<std::int64_t>(boxes.block[0]), block = row * per;
+  std::int64_t before = 0;
+  rank_ = 1;
+  for (std::size_t run = 0; run < 4; run += 2) {
+    const std::int64_t begin = std::max(corner[run], block), end = std::min(corner[run] + corner[run + 1], block + per);
+    if (begin < end) {
+      from_ = static_cast<std::uint64_t>(begin - block) * row_nbytes;
+      to_ = static_cast<std::uint64_t>(before + begin - corner[run]) * row_nbytes;
+      dims_[0] = {static_cast<std::uint64_t>(end - begin) * row_nbytes, 1, 1};
+      return;
+    }
+    before += corner[run + 1];
+  }
+  dims_[0] = {0, 1, 1};
+}
+
 Cut::Cut(const Boxes& boxes, const Source& source, std::int64_t row, Boxes::Corner corner) {
+  if (boxes.runs()) {
+    cut_run(boxes, boxes.nbytes(source.itemsize), row, corner);
+    return;
+  }
   const auto part = static_cast<std::size_t>(corner[0]);
   auto left = static_cast<std::uint64_t>(row - source.part_first[part]);
   std::array<Dim, max_rank + 1> found;  // from the innermost outwards
@@ -93,18 +153,22 @@ void ReadPlan::take_boxes(const Work& work) {
   if (whole || work.corners.size() / size != work.rows.size() || work.corners.size() % size != 0) {
     throw std::invalid_argument(work.source->name + ": boxes are read, each at a corner of its own");
   }
+  if (of.runs() && work.task == Task::read) {
+    throw std::invalid_argument(work.source->name + ": runs are cut out of what a buffer wants");
+  }
   numbers.assign(work.rows.begin(), work.rows.end());
   corners.assign(work.corners.begin(), work.corners.end());
   places.clear();
   for (std::uint64_t i = 0; i < numbers.size(); ++i) {
-    places.push_back(work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : i);
     of.check(corner(i));
+    places.push_back(of.place(corner(i), work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : i));
     bool first = work.blocks.has_value();
     of.each_block(*work.source, corner(i), [&](std::int64_t row) {
       const bool wanted = !work.blocks || std::binary_search(work.blocks->begin(), work.blocks->end(), row);
       if (wanted) rows.push_back({row, i});
       if (std::exchange(first, false) && !wanted) --asked;
     });
+    if (first) --asked;  // a run without rows comes from nowhere
   }
   if (rows.size() > UINT32_MAX) throw std::length_error(work.source->name + ": too many blocks for one batch");
 }
@@ -113,7 +177,12 @@ void ReadPlan::take_boxes(const Work& work) {
 // between the first byte and the last is less. A plan counts whole ones.
 void ReadPlan::plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end) {
   const auto group = static_cast<std::uint32_t>(groups.size() - 1);
-  if (task != Task::read) return add({offset, row_nbytes, 0, group, begin, end - begin, 0, 0, How::tile});
+  for (std::uint32_t i = begin, same = 1; task != Task::read && i < end; i += same) {
+    for (same = 1; i + same < end && rows[i + same].row == rows[i].row;) ++same;
+    const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - groups[group].first) * row_nbytes;
+    add({offset + at, row_nbytes, 0, group, i, same, 0, 0, How::tile});
+  }
+  if (task != Task::read) return;
   std::uint64_t low = UINT64_MAX, high = 0, nbytes = 0;
   for (std::uint32_t i = begin; i < end; ++i) {
     const Cut cut(*boxes, *source, rows[i].row, corner(rows[i].slot));
@@ -161,6 +230,7 @@ void place_cuts(const ReadPlan& batch, const Piece& piece, const std::byte* bloc
                 std::uint64_t nbytes) {
   for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
     const Row& use = batch.rows[i];
+    if (i > piece.first) block += static_cast<std::uint64_t>(use.row - batch.rows[i - 1].row) * batch.row_nbytes;
     const Cut cut(*batch.boxes, *batch.source, use.row, batch.corner(use.slot));
     std::byte* const box = batch.slot(use);
     copy(cut, block, at, nbytes, box);
@@ -219,8 +289,9 @@ void Boxes::put_together(const Source& source, std::span<const std::int64_t> cor
   for (std::size_t i = 0; i < places.size(); ++i) {
     const Corner corner = corners.subspan(i * size, size);
     check(corner);
-    if (places[i] < 0 || static_cast<std::uint64_t>(places[i]) >= room) throw std::out_of_range("a box without a place");
-    std::byte* const to = out.data() + static_cast<std::uint64_t>(places[i]) * box_nbytes;
+    const std::uint64_t begin = place(corner, static_cast<std::uint64_t>(places[i]));
+    if (runs() ? end(corner) > room : begin >= room) throw std::out_of_range("a box without a place");
+    std::byte* const to = out.data() + begin * box_nbytes;
     each_block(source, corner, [&](std::int64_t row) {
       const auto found = std::lower_bound(rows.begin(), rows.end(), row);
       if (found == rows.end() || *found != row) throw std::out_of_range("a box of a block that is not there");

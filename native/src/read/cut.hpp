@@ -1,4 +1,4 @@
-// What a box has of a block: runs of bytes that lie in both.
+// What a sample has of a block: runs of bytes that lie in both.
 //
 // A value. Dimensions are folded where runs go on in both, so that most cuts have two or three, the last in bytes.
 #pragma once
@@ -53,6 +53,8 @@ class Cut {
   std::uint64_t run_nbytes() const noexcept { return dims_[rank_ - 1].extent; }
 
  private:
+  void cut_run(const Boxes& boxes, std::uint64_t row_nbytes, std::int64_t row, Boxes::Corner corner);
+
   struct Dim {
     std::uint64_t extent, from, to;  // elements, and bytes from one to the next in the block and in the box
   };

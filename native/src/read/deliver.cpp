@@ -142,7 +142,10 @@ void deliver_chunk(const ReadPlan& batch, const Piece& piece, Bytes stored, Benc
   }
   const MutableBytes raw = bench.raw.fit(nbytes);
   decode(batch, piece, stored, raw, bench);
-  if (batch.boxes != nullptr) return place_cuts(batch, piece, raw.data(), 0, nbytes);
+  if (batch.boxes != nullptr) {
+    const auto block = static_cast<std::uint64_t>(rows[0].row - group.first);
+    return place_cuts(batch, piece, raw.data() + block * batch.row_nbytes, 0, batch.row_nbytes);
+  }
   place_rows(batch, piece, raw.data());
 }
 

@@ -67,7 +67,8 @@ void ReadPlan::plan_gathered() {
   const bool whole = task == Task::unpack;
   for (std::uint32_t i = 0; i < rows.size(); ++i) {
     if (boxes != nullptr) {
-      pieces.push_back({0, std::min(row_nbytes, slot_nbytes), 0, 0, i, 1, 0, 0, How::gather});
+      const std::uint64_t most = boxes->runs() ? row_nbytes : std::min(row_nbytes, slot_nbytes);
+      pieces.push_back({0, most, 0, 0, i, 1, 0, 0, How::gather});
       continue;
     }
     if (whole) pieces.push_back({0, row_nbytes, rows[i].slot * row_nbytes, 0, i, 1, 0, 0, How::unpack});

@@ -187,12 +187,13 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
   made.fetched.resize(parts.size());
   made.batch.fields.resize(fields);
   made.loan = std::make_shared<Loan>(doors);  // now: nothing may go wrong when it is taken
-  const auto samples = static_cast<std::uint64_t>(epoch.sizes[step]);
-  for (const PartRun& part : parts) {
-    auto& field = made.batch.fields[part.part().field];
-    if (field != nullptr) continue;
-    field =
-        std::make_unique<LentBlock>(pool->take(std::max<std::uint64_t>(1, samples * part.sample_nbytes())), made.loan);
+  std::vector<std::uint64_t> nbytes(fields, 1);
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    std::uint64_t& most = nbytes[parts[p].part().field];
+    most = std::max(most, parts[p].batch_nbytes(epoch.parts[p], step));
+  }
+  for (std::size_t field = 0; field < fields; ++field) {
+    made.batch.fields[field] = std::make_unique<LentBlock>(pool->take(nbytes[field]), made.loan);
   }
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].part().direct) continue;

@@ -37,6 +37,17 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
   }
 }
 
+std::uint64_t PartRun::batch_nbytes(const Run::Epoch& epoch, std::size_t step) const {
+  if (part_.boxes == nullptr || !part_.boxes->runs()) {
+    return static_cast<std::uint64_t>(epoch.sizes[step]) * sample_nbytes();
+  }
+  std::uint64_t rows = 0;
+  for (std::int64_t i = epoch.sample_starts[step]; i < epoch.sample_starts[step + 1]; ++i) {
+    rows = std::max(rows, Boxes::end(corner(epoch, static_cast<std::size_t>(i))));
+  }
+  return rows * sample_nbytes();
+}
+
 template <typename Act>
 void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const {
   const auto begin = static_cast<std::size_t>(epoch.starts[step]),
@@ -113,7 +124,6 @@ Reader::Ticket PartRun::deliver(Task task, const Run::Epoch& epoch, std::size_t 
   const auto count = static_cast<std::size_t>(epoch.sample_starts[step + 1]) - begin;
   const auto samples = epoch.samples.subspan(begin, count);
   const std::size_t corner = part_.boxes->corner_size();
-  std::sort(rows_.begin(), rows_.end());
   Work cut = work(task, out);
   samples_.assign(samples.begin(), samples.end());
   positions_.clear();
@@ -121,7 +131,10 @@ Reader::Ticket PartRun::deliver(Task task, const Run::Epoch& epoch, std::size_t 
     const auto places = epoch.positions.subspan(begin, count);
     positions_.assign(places.begin(), places.end());
   }
-  cut.blocks = rows_;
+  if (!all_chosen_) {
+    std::sort(rows_.begin(), rows_.end());
+    cut.blocks = rows_;
+  }
   cut.rows = samples_;
   cut.boxes = part_.boxes;
   cut.corners = epoch.corners.subspan(begin * corner, count * corner);
@@ -314,8 +327,13 @@ void PartRun::check_due(std::int32_t row, const char* what) const {
 bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
   rows_.clear();
   positions_.clear();
+  all_chosen_ = true;
   each_use(epoch, step, [this, held](std::size_t, std::int32_t row, std::int64_t position) {
-    if (position < 0 || has(row) != held) return;
+    if (position < 0) return;
+    if (has(row) != held) {
+      all_chosen_ = false;
+      return;
+    }
     if (held) check_due(row, "uses");
     rows_.push_back(row);
     positions_.push_back(position);

@@ -49,6 +49,8 @@ class PartRun {
     if (part_.boxes != nullptr) return part_.boxes->nbytes(part_.source->itemsize);
     return row_nbytes() * (part_.extents == nullptr ? 1 : part_.extents->slots());
   }
+  // The bytes that a batch takes. Of runs that is what its samples have.
+  std::uint64_t batch_nbytes(const Run::Epoch& epoch, std::size_t step) const;
   std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
 
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
@@ -112,6 +114,10 @@ class PartRun {
   // Calls act(use, row, position) for each use of a step, with its number in the epoch.
   template <typename Act>
   void each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const;
+  // REQUIRES: samples are cut out of blocks.
+  Boxes::Corner corner(const Run::Epoch& epoch, std::size_t sample) const noexcept {
+    return epoch.corners.subspan(sample * part_.boxes->corner_size(), part_.boxes->corner_size());
+  }
   bool is_last(const Run::Epoch& epoch, std::size_t use) const noexcept {
     return part_.extents == nullptr ? epoch.last[use] != 0 : (epoch.last[use / 8] >> use % 8 & 1) != 0;
   }
@@ -157,6 +163,7 @@ class PartRun {
   std::vector<bool> fresh_;                     // of each key: loaded, and not used since
   std::vector<bool> coming_;                    // of each key: held for a load that is not due yet
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
+  bool all_chosen_ = false;                     // it has all rows that its step uses here
   std::vector<std::int64_t> samples_;           // of it, where they are boxes
   std::vector<std::int64_t> chosen_;            // of a load, before it is cut into pieces
   std::vector<std::size_t> awaited_;            // keys that the step uses and that are on their way, in order

@@ -49,13 +49,18 @@ void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vect
          use < static_cast<std::size_t>(epoch.starts[step + 1]); ++use) {
       if (epoch.own.empty() || epoch.own[use] >= 0) used.push_back(epoch.rows[use]);
     }
-    std::sort(used.begin(), used.end());
+    if (!std::is_sorted(used.begin(), used.end())) std::sort(used.begin(), used.end());
     for (std::int64_t i = epoch.sample_starts[step]; i < epoch.sample_starts[step + 1]; ++i) {
       const auto corner = epoch.corners.subspan(static_cast<std::size_t>(i) * size, size);
       boxes.check(corner);
-      boxes.each_block(*part.source, corner, [&used](std::int64_t block) {
-        if (!std::binary_search(used.begin(), used.end(), block))
-          refuse_epoch("a box has a block that its step does not use");
+      const std::uint64_t item = boxes.nbytes(part.source->itemsize);
+      if (boxes.runs() && Boxes::end(corner) > INT64_MAX / item)
+        refuse_epoch("a batch of more rows than can be counted");
+      auto at = used.begin();
+      boxes.each_block(*part.source, corner, [&used, &at](std::int64_t block) {
+        if (at == used.end() || *at != block) at = std::lower_bound(used.begin(), used.end(), block);
+        if (at == used.end() || *at != block) refuse_epoch("a box has a block that its step does not use");
+        ++at;  // mostly the next one
       });
     }
   }
