@@ -91,10 +91,8 @@ class Job:
     def needs(self) -> list[Needs]:
         """The memory that the batches of each rank take, by the first epoch."""
         own = self.sharing(0)
-        if self.world.ranks == 1:  # its uses are those of all jobs
-            return [_needs_of(self, own.exchange, 0, 0)]
-        made = lru_cache(None)(partial(_needs_of, self, own.exchange))  # most ranks are alike
-        return [made(*facts) for facts in zip(*own.largest(self.uses(0), self.who(0)), strict=True)]
+        room = own.room(self.uses(0), self.who(0)) if own.exchange in SENDING else None
+        return [_needs_of(self, own.exchange, room)] * self.world.ranks
 
     def sharing(self, rank: int) -> Sharing:
         """Returns how the data set is divided among ranks, as this rank sees it and loaders do by default."""
@@ -121,6 +119,11 @@ class NodePlan:
     def later(self) -> range:
         """The epochs that stand for those after the first; if there is only one, that one."""
         return range(min(1, len(self.epochs) - 1), len(self.epochs))
+
+    @property
+    def ready(self) -> int:
+        """The number of batches of each rank that are ready before they are asked for."""
+        return 0 if self.budget is None else self.budget.staged
 
     @property
     def peak_nbytes(self) -> int:
@@ -300,10 +303,10 @@ def places_of_batch(job: Job, batch: int) -> int:
     return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if one.in_places)])
 
 
-def _needs_of(job: Job, exchange: str, largest: int, inbox: int) -> Needs:
-    """Returns the memory for a rank's batches if the largest has `largest` samples."""
-    places = places_of_batch(job, max(rank_batch(job), largest))
-    own = needs(job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
+def _needs_of(job: Job, exchange: str, room: tuple[int, int] | None) -> Needs:
+    """Returns the memory for a rank's batches (`PassUses.room`)."""
+    places = places_of_batch(job, rank_batch(job))
+    own = needs(job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, room=room)
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
 
