@@ -33,9 +33,7 @@ def test_a_plan_reads_hardly_more_than_a_fixed_part_of_the_same_memory(name: str
     job = job_of([case], memory)
     made = plan_node(job)
     assert made.peak_nbytes <= memory
-    others = policies.pinned(
-        job.order, units, WORLD, batch=batch, memory=memory, storage=STORAGE, ready=made.ready
-    )
+    others = policies.pinned(job.order, units, WORLD, batch=batch, memory=memory, storage=STORAGE, ready=made.ready)
     ours = made.outcome(range(1, EPOCHS - 1))
     assert others.bytes / 8 >= least * ours.bytes
     held = made.budget.parts // nbytes  # as a fixed part, were all of its own memory one

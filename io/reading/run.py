@@ -82,9 +82,7 @@ class Running:
         self._taken = 0
         self._reclaim: Callable[[], Any] | None = None  # has whoever takes batches from the native run give it back
         self._node = node
-        self._run: _native.Run | None = _native.Run(
-            Engine.get(), staged, scratch, node, lends, passed_on=passed_on
-        )
+        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends, passed_on=passed_on)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
             self._run.part(one.source, part.field, *held_natively(one, part))

@@ -163,7 +163,7 @@ class RankGroup:
     def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
         """Returns the run that executes the plan of this node."""
         from solar.io.channels import node_memory
-        from solar.planning.sharing import SENDING
+        from solar.planning.budget import SENDING
 
         sends, memory = self.exchange in SENDING, None
         window = max(1, staged) if lends else max(1, staged - staged // 2)  # batches that are exchanged, or wait

@@ -63,6 +63,7 @@ class Needs(NamedTuple):
     decodes: bool = True  # in its scratch, instead of reading alone
     lends: int = 0  # batches that the loop has, beside those that wait and the one that is made; 0: any number
     encodes: int = 0  # bytes that a thread would need to encode what is kept; 0: nothing may be
+    at_work: bool = False  # batches are worked on, or travel, while they wait
 
     @property
     def least(self) -> int:
@@ -112,13 +113,14 @@ def needs(
     lends = 0 if pace.threads or exchange == "read" or any(made) else 1 + pace.copied
     if lends:
         two, more = room or (2 * sum(read), sum(read))
-        return Needs(more, two - more + pace.copied * more, scratch, threads, ahead, decodes, lends)
+        beside = two - more + pace.copied * more
+        return Needs(more, beside, scratch, threads, ahead, decodes, lends, at_work=room is not None)
     each = sum(read) if room is None else room[0] - sum(read)  # the largest batch, with its parcels
     waiting = handed_out if pace.threads else 0
     beside = busy * (each + sum(made)) + waiting + handed_out * (1 + pace.copied)
     if exchange:
         beside += each * (1 + (FETCHED if exchange == "read" else 1))
-    return Needs(each + waiting, beside, scratch, threads, ahead, decodes, lends)
+    return Needs(each + waiting, beside, scratch, threads, ahead, decodes, lends, at_work=True)
 
 
 def divide_memory(
@@ -132,12 +134,12 @@ def divide_memory(
     """Divides a buffer among these processes. Raises BufferTooSmall if it has no room for their batches.
 
     A batch has up to `batch` samples. If batches that wait would take much of the memory, fewer wait. `wholes` are
-    sizes that hold all samples, in one form or another. Near such a size, batches and threads get, beyond the least that
-    they need, what is left, or a part (NEAR, NEAR_READING) of what is missing: that is read again and again. Where
-    samples may be packed, threads get what encoding takes, if that is little and not all samples have room as they are,
-    and what long reads take besides. `tables` are the bytes in which each process keeps where samples lie; they take up
-    to half of what is left for samples. `apart` is the number of processes of this node that each have a buffer of this
-    size; only the error mentions it.
+    sizes that hold all samples, in one form or another. Near such a size, batches and threads get, beyond the least
+    that they need, what is left, or a part of what is missing (NEAR, NEAR_READING), which is read again and again.
+    Where samples may be packed, threads get what encoding takes, if that is little and not all samples have room as
+    they are, and what long reads take besides. `tables` are the bytes in which each process keeps where samples lie;
+    they take up to half of what is left for samples. `apart` is the number of processes of this node that each have a
+    buffer of this size; only the error mentions it.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -146,14 +148,15 @@ def divide_memory(
     threads = sum(one.threads for one in needs)
     waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
     lends = min(one.lends for one in needs)
-    room = min(nbytes // (FEWER if lends else AT_WORK), nbytes - threads * scratch) - beside
+    part = AT_WORK if any(one.at_work for one in needs) else FEWER
+    room = min(nbytes // part, nbytes - threads * scratch) - beside
     free = nbytes - least - len(needs) * tables
     more = _spare(free, wholes, NEAR)
     staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1), 1 + more // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
-    more = _spare(free - (staged - 1) * waiting, wholes, NEAR_READING)
-    each = max(scratch, min(READER_SCRATCH, left // (part * threads), scratch + more // threads))
+    most = _spare(left - len(needs) * tables, wholes, NEAR_READING)
+    each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
     encodes = max(one.encodes for one in needs)
     if 0 < encodes * threads * ENCODE_SHARE <= left and left - threads * each < max(wholes, default=left):
         each = max(each, encodes + min(ENCODED_READS, left // (ENCODED_SHARE * threads)))
@@ -162,8 +165,10 @@ def divide_memory(
 
 
 def _spare(free: int, wholes: Sequence[int], part: int) -> int:
-    """Returns what of the free memory may be used for other things than samples: what holding all of them leaves, or a
-    part of what is missing for that."""
+    """Returns how much of the free memory may be used for other things than samples.
+
+    It is what holding all of them leaves, or a part of what is missing for that.
+    """
     return min((free - one if free >= one else (one - free) // part for one in wholes), default=free)
 
 

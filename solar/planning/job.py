@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from solar.planning import costs
-from solar.planning.budget import AheadSpec, Budget, Needs, SampleBytes, divide_memory, needs, wholes
+from solar.planning.budget import SENDING, AheadSpec, Budget, Needs, SampleBytes, divide_memory, needs, wholes
 from solar.planning.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planning.plan import plan_rows
 from solar.planning.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, passes_per_plan, policies_after
 from solar.planning.regions import whole_region
 from solar.planning.served import budget_of_jobs, encoding_nbytes, packable, tables_nbytes
-from solar.planning.sharing import SENDING, Sharing, Who
+from solar.planning.sharing import Sharing, Who
 from solar.planning.sweep import Counts, RetentionPolicy, total
 from solar.planning.torch_shuffles import ShuffledUses, steps
 from solar.planning.units import Units

@@ -83,9 +83,9 @@ def pinned(
     can do.
 
     A use is a hit on whichever node the sample is held. A node keeps room for a batch of each of its ranks, and for
-    `ready` more, unless nothing is left to be read. Of units that differ in size the smallest are held, because they save most requests. A batch
-    reads a unit once if memory has room for the batches; otherwise each use reads it, as in `torch`. Encoded chunks are
-    held decoded or as stored, whichever costs less.
+    `ready` more, unless nothing is left to be read. Of units that differ in size the smallest are held, because they
+    save most requests. A batch reads a unit once if memory has room for the batches; otherwise each use reads it, as in
+    `torch`. Encoded chunks are held decoded or as stored, whichever costs less.
     """
     ways = (False, True) if units.encoded else (False,)
     uses, staged = order.of(epoch), 1 + ready

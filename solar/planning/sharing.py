@@ -152,8 +152,8 @@ def most_nbytes(
 
 def memory_of(samples: int, sample_nbytes: Sequence[int]) -> NDArray[np.int64]:
     """Returns what the pool has for batches of 0, 1, 2, ... up to this many samples."""
-    fields = [[pooled_nbytes(count * nbytes) if count else 0 for count in range(samples + 1)] for nbytes in sample_nbytes]
-    return np.array(fields, np.int64).sum(axis=0)
+    counts = range(1, samples + 1)
+    return np.array([0, *(sum(pooled_nbytes(count * each) for each in sample_nbytes) for count in counts)], np.int64)
 
 
 def _in_windows(own: Starts, aside: Starts) -> tuple[int, int]:
