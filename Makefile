@@ -36,10 +36,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(PYTEST) -rfE --quick --skips=$(SKIPS) --budget $(BUDGET)
 
-# What has failed, once more and one by one: not more than three, for more are no accident.
+# What has failed, once more and one by one: not more than three, for more are no accident. OPTIONS are pytest's.
 again:
 	@test "$$(grep -c ': true' .pytest_cache/v/cache/lastfailed)" -le 3
-	$(BIN)/pytest --last-failed --last-failed-no-failures none -rAfE --tb short --no-header -q
+	$(BIN)/pytest $(OPTIONS) --last-failed --last-failed-no-failures none -rAfE --tb short --no-header -q
 
 # All: that, and then what it has left out, with what the extras bring. .ci/run does the same step by step.
 test-all:

@@ -115,6 +115,10 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_LAZY[name]), name)
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+            instead = "; solar.arrays.Loader needs none" if name == "DataLoader" else ""
+            what = f"solar.{name} needs PyTorch, which is not installed: pip install torch{instead}"
+            raise ModuleNotFoundError(what, name="torch") from error
         if error.name == "solar._native" or "_native" in str(error):
             error.add_note(
                 "This is solar's source folder, without its native part: run `pip install -e .` in it, or, if solar is "

@@ -11,18 +11,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from solar.buffer.buffer import LoaderBuffer, begin_pass
 from solar.buffer.buffer_memory import AheadSpec
 from solar.buffer.buffer_size import Profile, Size
-from solar.errors import PlanError, ReadError
+from solar.errors import PlanError, ReadError, refuse_arguments
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch_queue import BatchFuture, BatchQueue, begin_epoch, failed_batch
-from solar.loader.batch_sources import FOLDED, ReaderBatches, RunBatches, assembly, of_reader, of_run
-from solar.loader.stats import Stats
+from solar.loader.batch_sources import Assemble, DirectSource, assembly, direct_source
+from solar.loader.stats import FOLDED, Stats
 from solar.samplers.epoch_position import EpochPosition, Indices, SamplerState
 from solar.samplers.samplers import PlanBatchSampler, PlanSampler
 from solar.samples.dataset import H5Dataset
@@ -34,6 +35,32 @@ from solar.values import World
 
 if TYPE_CHECKING:
     from solar.buffer.buffered_pass import BufferedPass
+
+
+# What DataLoader takes and Loader does not, and what to do instead. A false value asks for nothing, and is allowed.
+TRANSFORMS = "give the dataset a transform, or change batches in the loop"
+NOT_OF_ARRAYS = {
+    "num_workers": "native threads of this process read; solar.set_num_threads says how many. Leave it out",
+    "prefetch_factor": "give ahead=, a number of batches",
+    "persistent_workers": "there are no worker processes: leave it out",
+    "worker_init_fn": "there are no worker processes: leave it out",
+    "multiprocessing_context": "there are no worker processes: leave it out",
+    "in_order": "batches always come in order: leave it out",
+    "pin_memory": "arrays are in plain memory; jax.device_put(batch) copies one while the step before computes",
+    "pin_memory_device": "arrays are in plain memory: leave it out",
+    "device": "jax.device_put(batch), or solar.DataLoader(..., device=) with torch",
+    "device_transform": "call it with the batch in the loop, or use solar.DataLoader with torch",
+    "collate_fn": TRANSFORMS,
+    "transform": TRANSFORMS,
+    "batch_sampler": "give batch_size=, and sampler=solar.PlanSampler(...) for another order",
+    "generator": "give seed=, a number",
+    "exchange": "use solar.DataLoader, with torch",
+    "service": "use solar.DataLoader, with torch",
+    "num_replicas": "give world=solar.World(rank, ranks)",
+    "rank": "give world=solar.World(rank, ranks)",
+    "tail": "give sampler=solar.PlanSampler(dataset, tail=...)",
+    "drop_remainder": "give drop_last=True",
+}
 
 
 class Loader:
@@ -77,9 +104,17 @@ class Loader:
         epochs: int | None = None,
         storage: Profile = None,
         timeout: float = 0,
+        **others: Any,
     ) -> None:
+        refuse_arguments("solar.arrays.Loader", others, NOT_OF_ARRAYS, signature(Loader).parameters)
+        if not isinstance(ahead, SupportsIndex | None):
+            raise TypeError(f"ahead={ahead!r:.60}: it is a number of batches, or None")
+        if not isinstance(timeout, int | float):
+            raise TypeError(f"timeout={timeout!r:.60}: it is a number of seconds, or 0 for no limit")
+        if not isinstance(world, World | None):
+            raise TypeError(f"world={world!r:.60}: it is a solar.World, such as World(rank, ranks), or None")
         if isinstance(found := sample_source(dataset), str):
-            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}")
+            raise TypeError(f"solar.arrays.Loader reads H5Datasets, and {found}: make one, H5Dataset(path, fields)")
         if sampler is None:
             ranks, rank = (None, None) if world is None else (world.ranks, world.rank)
             sampler = PlanSampler(dataset, ranks, rank, shuffle, seed)
@@ -161,12 +196,14 @@ def _epoch(
     try:
         begin_epoch(begin, source, source, buffered, queue.position, timeout, gone=True)
         stats.waited("plan" if passes else "start", time.perf_counter() - asked)
-        found = _direct_source(source, passes, queue, state.batch_size or 0)
+        assemble = _assembly(source)
+        one_pass, limits = (passes[0] if passes else None), (queue.ahead, queue.ahead_nbytes)
+        found = assemble and direct_source(one_pass, queue.indices, source, state.batch_size or 0, limits)
         for one in passes:
             queue.indices, queue.ahead, queue.ahead_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
-        if found is not None:
+        if assemble and found:
             try:
-                yield from _direct_batches(found, queue.position, stats, timeout)
+                yield from _direct_batches(found, assemble, queue.position, stats, timeout)
             finally:
                 begun = [_batch(source, queue.position, *one) for one in found.leave()]
                 queue.go_on(begun, found.indices, found.begun)
@@ -180,22 +217,15 @@ def _epoch(
             one.leave()
 
 
-def _direct_source(
-    source: SampleSource, passes: list[BufferedPass], queue: BatchQueue, samples: int
-) -> RunBatches | ReaderBatches | None:
-    """Returns where batches come from that need nothing but to be read; None if they need more."""
+def _assembly(source: SampleSource) -> Assemble | None:
+    """Returns what makes batches that need nothing but to be read; None if they need more."""
     if source.first.transform is not None or any(field is not None for field in leaves(source.first.fields)):
         return None
-    assemble = assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
-    if assemble is None:
-        return None
-    if passes:
-        return of_run(passes[0], assemble, None)
-    return of_reader(queue.indices, source, assemble, samples, queue.ahead, queue.ahead_nbytes, None)
+    return assembly(source, lambda dtype, _: dtype.kind in TENSOR_KINDS, tuple)
 
 
 def _direct_batches(
-    found: RunBatches | ReaderBatches, position: EpochPosition, stats: Stats, timeout: float
+    found: DirectSource, assemble: Assemble, position: EpochPosition, stats: Stats, timeout: float
 ) -> Iterator[Any]:
     """Yields batches as they come, until one needs more or fails; the queue goes on with that one."""
     held, handed_out = (found.ahead + 1) * found.nbytes, 0.0  # the next is begun before one is handed out
@@ -218,7 +248,7 @@ def _direct_batches(
                 stats.whole()
             elif len(stats.noted) >= FOLDED:
                 stats.fold()
-            yield found.assemble(parts)
+            yield assemble(parts)
             del parts, came  # or their memory would stay until the next is there
     finally:
         stats.held(-held)

@@ -7,15 +7,16 @@
       CodecError(SolarError, ValueError)    stored bytes cannot be decoded, or a checksum is wrong
 
 A message says what was asked, what was found, in which file, and what to do. A mistake in a call raises TypeError,
-ValueError or IndexError, as everywhere in Python, not a SolarError.
+ValueError or IndexError, as everywhere in Python, not a SolarError. An argument that another library has in its place
+is a PlanError that says what to give instead.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +40,23 @@ class ReadError(SolarError, OSError):
 
 class CodecError(SolarError, ValueError):
     """Stored bytes cannot be decoded, or do not match their checksum."""
+
+
+def refuse_arguments(of: str, given: Mapping[str, Any], instead: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raises an error for arguments that `of` does not take: PlanError with what to do `instead`, or else TypeError.
+
+    Others take those that `instead` has. A false value asks for nothing there, and is allowed. `names` are arguments
+    that may have been meant.
+    """
+    for word, value in given.items():
+        if word in instead:
+            if value is None or (isinstance(value, (int, float, str, list, tuple, dict)) and not value):
+                continue
+            raise PlanError(f"{of} takes no {word}={value!r:.60}: {instead[word]}")
+        from difflib import get_close_matches  # only where something is wrong
+
+        near = get_close_matches(word, list(names), 1)
+        raise TypeError(f"{of} takes no {word}={f'; did you mean {near[0]}=?' if near else ''}")
 
 
 def renamed_arguments(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

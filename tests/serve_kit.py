@@ -99,8 +99,8 @@ def in_step(monkeypatch: pytest.MonkeyPatch, jobs: int, batches: int) -> None:
     here = Scheduler._here
 
     def all_there(hall: Scheduler) -> list[WindowShare]:
-        there = len(hall.members) == jobs and all(one.known == batches for one in hall.members)
-        return here(hall) if there or hall._run is not None else []
+        there = len(hall.members) == jobs and all(one.order.known == batches for one in hall.members)
+        return here(hall) if there or hall.queue.run is not None else []
 
     monkeypatch.setattr(Scheduler, "_here", all_there)
     monkeypatch.setattr("solar.service.pace.clock", lambda: 0.0)

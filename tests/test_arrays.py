@@ -22,8 +22,8 @@ from kit import broken_file
 from mpi_kit import under_mpi
 from ragged_kit import KINDS, data_of
 
-from solar import CodecError, Crops, DataLoader, Field, H5Dataset, PlanSampler, ReadError, Windows, World
-from solar.arrays import Loader
+from solar import CodecError, Crops, DataLoader, Field, H5Dataset, PlanError, PlanSampler, ReadError, Windows, World
+from solar.arrays import NOT_OF_ARRAYS, Loader
 from solar.io.system.waiting import WaitTimeout
 from solar.samples.pending import PendingBatch
 
@@ -260,7 +260,7 @@ def test_the_page_has_a_row_for_every_argument() -> None:
     page = (Path(__file__).parent.parent / "docs" / "arrays.md").read_text()
     rows = page.partition("| argument | means |")[2].partition("\n\n")[0].splitlines()
     listed = [name for row in rows[2:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
-    assert sorted(listed) == sorted(inspect.signature(Loader).parameters)
+    assert sorted(listed) == sorted(inspect.signature(Loader).parameters.keys() - {"others"})
 
 
 @pytest.mark.every_case
@@ -273,12 +273,84 @@ def test_the_page_has_a_row_for_every_argument() -> None:
         ({"batch_size": 0}, "positive integer"),
         ({"buffer": "much"}, "buffer"),
         ({"epochs": 0}, "at least one"),
+        ({"epochs": 2.5}, "epochs=2.5: it is a whole number"),
+        ({"seed": "x"}, "seed='x': it is a whole number"),
+        ({"ahead": "x"}, "ahead='x': it is a number of batches"),
+        ({"timeout": None}, "timeout=None: it is a number of seconds"),
+        ({"world": 3}, "world=3: it is a solar.World"),
+        ({"shuffled": True}, "takes no shuffled=; did you mean shuffle="),
+        ({"colour": True}, "solar.arrays.Loader takes no colour=$"),
     ],
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(path: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         Loader(H5Dataset(path, "x"), **options)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", NOT_OF_ARRAYS)
+def test_habits_of_others_are_told_what_takes_their_place(path: str, name: str) -> None:
+    data = H5Dataset(path, "x")
+    with pytest.raises(PlanError, match=re.escape(f"solar.arrays.Loader takes no {name}=4: {NOT_OF_ARRAYS[name]}")):
+        Loader(data, 4, **{name: 4})
+    for nothing in (None, False, 0):
+        assert len([*Loader(data, 30, **{name: nothing})]) == -(-len(data) // 30)
+    named = re.findall(r"\b(\w+)=", NOT_OF_ARRAYS[name].partition("solar.")[0])
+    assert {*named} <= {*inspect.signature(Loader).parameters}
+
+
+def test_the_last_batch_is_smaller_and_ranks_have_as_many_samples(path: str) -> None:
+    data = H5Dataset(path, "x")
+    count = len(data)
+    batch = next(size for size in range(4, count) if count % size)
+    ranks = next(ranks for ranks in range(3, count) if count % ranks)
+    assert [len(one) for one in Loader(data, batch)] == [batch] * (count // batch) + [count % batch]
+    assert [len(one) for one in Loader(data, batch, drop_last=True)] == [batch] * (count // batch)
+
+    def seen(**more: Any) -> list[np.ndarray[Any, Any]]:
+        world = [World(rank, ranks) for rank in range(ranks)]
+        loaders = [Loader(data, count, world=one) for one in world] if not more else [
+            Loader(data, count, sampler=PlanSampler(data, ranks, rank, False, **more)) for rank in range(ranks)
+        ]  # fmt: skip
+        return [batch for loader in loaders for batch in loader]
+
+    padded, whole = seen(), data.read_batch(range(count))
+    assert {len(one) for one in padded} == {-(-count // ranks)}
+    assert all(np.array_equal(one, whole[np.arange(rank, rank + ranks * len(one), ranks) % count])
+               for rank, one in enumerate(padded))  # fmt: skip
+    assert {len(one) for one in seen(tail="drop")} == {count // ranks}
+    assert sum(len(one) for one in seen(tail="exact")) == count
+
+
+def test_what_needs_torch_says_so_without_it(path: str) -> None:
+    program = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np, solar
+from solar import H5Dataset, PlanSampler
+from solar.arrays import Loader
+data = H5Dataset({path!r}, "x")
+for name, more in (("DataLoader", "; solar.arrays.Loader needs none"), ("Mixture", "")):
+    try:
+        getattr(solar, name)
+    except ModuleNotFoundError as error:
+        assert str(error) == f"solar.{{name}} needs PyTorch, which is not installed: pip install torch{{more}}", error
+    else:
+        raise AssertionError(name)
+try:
+    from solar import DataLoader
+except ImportError as error:
+    assert "pip install torch" in str(error)
+assert sum(map(len, Loader(data, 7, shuffle=True))) == len(data)
+try:
+    [*Loader(data, 7, shuffle=True, seed=-1)]
+except solar.PlanError as error:
+    assert "pip install torch, or give a seed from 0 on" in str(error)
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_a_sampler_has_its_own_seed_and_ranks_and_a_dataset_is_an_h5dataset(path: str) -> None:

@@ -19,7 +19,7 @@ from solar.errors import CodecError
 from solar.filters import Bounded
 from solar.io.codec.codec import Codec
 from solar.io.reading.reader import Rows
-from solar.samples.as_float import as_float32, without_conversion
+from solar.samples.field_reader import as_float32, without_conversion
 from solar.values import Filter
 
 WHOLE = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]

@@ -19,6 +19,7 @@ SMALLEST = {
     "bench": "--quick --rounds 1 --scenes chunk1_plain --peers solar_loader --folder {new} --out {new}/out",
     "bench.accelerators": "--quick --scenes cosmoflow --peers solar --folder {new} --out {new}/out",
     "bench.adopt": "--quick --scenes tiny --seconds 0.1 --rounds 1 --workers 0 --folder {new} --out {new}/out",
+    "bench.arrays": "--samples 256 --rounds 1 --folder {new}",
     "bench.bound": "--seconds 0.2 --seed 1",
     "bench.buffer": "--quick --scenes chunk16_gzip --peers solar --folder {new} --out {new}/out",
     "bench.clips": "--frames 600 --seconds 0.1 --rounds 1 --delays 0 --who 'solar, buffer=0' solar --folder {new}",

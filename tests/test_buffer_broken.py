@@ -110,7 +110,7 @@ def test_a_batch_whose_transform_was_interrupted_comes_again(nbytes: int, tmp_pa
             next(iterator)
         assert equal(list(iterator), [batch + 1 for batch in DataLoader(H5Dataset(path, "x"), BATCH, buffer=0)])
         if nbytes:
-            assert run_of(loader)._here == {}
+            assert run_of(loader)._received.here == {}
 
 
 def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +211,9 @@ def test_a_batch_that_is_forgotten_is_not_kept(early: bool, dataset: Any) -> Non
         if early:
             running.forget(2)
         batch = running.wait(3, BATCH, None)
-        assert set(running._here) == ({1, 3} if early else {1, 2, 3})
+        assert set(running._received.here) == ({1, 3} if early else {1, 2, 3})
         running.forget(2)
-        assert set(running._here) == {1, 3}
+        assert set(running._received.here) == {1, 3}
         with pytest.raises(RuntimeError, match="given up"):
             running.wait(2, BATCH, None)
         assert len(batch[0][0]) == BATCH
@@ -243,7 +243,7 @@ def test_batches_that_did_not_come_in_time_are_not_kept(dataset: Any, monkeypatc
                 next(iterator)
         late.set()
         assert equal(list(iterator), expected[2:])
-        assert run_of(loader)._here == {}
+        assert run_of(loader)._received.here == {}
         assert len(list(loader)) == len(expected)
 
 

@@ -71,7 +71,9 @@ def test_demonstrations_are_rows_and_windows_of_all_of_them_with_their_observati
 ) -> None:
     demos(path := tmp_path / "demos.hdf5", lengths)
     found = told(path)
-    assert found.keys() == {"rows", "windows", "groups"}
+    assert found.keys() == {"robots", "rows", "windows", "groups"}
+    (sequences,) = map(run, found["robots"])
+    assert len(sequences) == sum(lengths) and sequences[0]["next_obs"]["eye"].shape[1:] == (8, 8, 3)
     names = ["actions", "dones", "rewards", "states", "obs/eye", "obs/pose", "next_obs/eye", "next_obs/pose"]
     (rows,), (clips,), (whole,) = map(run, found["rows"]), map(run, found["windows"]), map(run, found["groups"])
     steps = len(clips[0]["actions"])

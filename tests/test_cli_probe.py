@@ -7,13 +7,15 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkstemp
 
 import pytest
 
 from solar.cli import main
 from solar.cli import probe as command
+from solar.errors import PlanError
 from solar.io.system import profile
-from solar.io.system.probe import LEAST
+from solar.io.system.probe import LEAST, beside_stores
 from solar.io.system.profile import Rate
 from solar.values import Storage
 
@@ -61,6 +63,26 @@ def test_people_are_told_what_goes_on_and_where_the_profile_is(
     storage = json.loads(capsys.readouterr().out)["storage"]
     assert storage["iops"] == profile.load(kept).iops
     assert storage["from"] == f"profile {kept}"
+
+
+@pytest.mark.parametrize("inside", ["scan.zarr", "scan.zarr/x", "scan.zarr/x/c/0"])
+def test_nothing_is_written_into_a_zarr_store(
+    inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scan.zarr/x/c/0").mkdir(parents=True)
+    for mark in ("zarr.json", "x/zarr.json"):
+        (tmp_path / "scan.zarr" / mark).write_text("{}")
+    written = []
+    monkeypatch.setattr(
+        "solar.io.system.probe.tempfile.mkstemp", lambda **how: written.append(how["dir"]) or mkstemp(**how)
+    )
+    asked = ["probe", str(tmp_path / inside), "--size", "32MiB", "--seconds", "50ms", "--anyway"]
+    assert main([*asked, "--output", str(tmp_path / "kept.json")]) == 0
+    assert written == [str(tmp_path)] and f"bytes in {tmp_path}\n" in capsys.readouterr().out
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["kept.json", "scan.zarr"]
+    monkeypatch.setattr(Path, "stat", lambda path: os.stat_result([0, 0, path.name == "scan.zarr", *[0] * 7]))
+    with pytest.raises(PlanError, match=r"nothing is written into a Zarr store.*give a large file of the store"):
+        beside_stores(str(tmp_path / "scan.zarr"))
 
 
 @pytest.mark.parametrize(

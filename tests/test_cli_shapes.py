@@ -13,9 +13,11 @@ import pytest
 
 from solar import CSR, Crops, Field, H5Dataset, Ragged, Windows
 from solar.cli import main, shapes
+from solar.integrations import worldmodel
 
 Told = Callable[[str | Path], list[dict[str, str]]]
-NAMES = {one.__name__: one for one in (CSR, Crops, Field, H5Dataset, Ragged, Windows)}
+NAMES: dict[str, Any] = {one.__name__: one for one in (CSR, Crops, Field, H5Dataset, Ragged, Windows)}
+NAMES["worldmodel"] = worldmodel
 
 
 @pytest.fixture
@@ -200,3 +202,36 @@ def test_looking_reads_no_more_of_thousands_of_datasets_than_of_a_few(
     monkeypatch.setattr(shapes, "inspect", lambda file, name: looked.append(name) or inspect(file, name))
     assert told(tmp_path / "many.h5")
     assert len(looked) <= 2 * 3 * shapes.GLANCES
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_files_of_robots_get_the_line_of_their_library(odd: bool, tmp_path: Path, told: Told) -> None:
+    with h5py.File(tmp_path / "pusht.h5", "w") as file:
+        file["pixels"], file["action"] = np.zeros((30, 8, 8, 3), "u1"), np.arange(60.0).reshape(30, 2)
+        file["ep_len"], file["ep_offset"] = np.array([9, 0, 21]), np.array([0, 9, 9])
+        if odd:  # which clips cannot load
+            file["task"], file["fps"] = np.array([b"push"] * 30), np.float64(10)
+    clips = only(told(tmp_path / "pusht.h5"), "robots")
+    assert len(clips) == 6 and clips[0]["action"].tolist() == np.arange(60.0).reshape(30, 2)[9:25].tolist()
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        for number, length in enumerate([4, 7]):
+            demo = file.create_group(f"data/demo_{number}")
+            demo.attrs["num_samples"] = length
+            demo["actions"], demo["obs/eye"] = np.zeros((length, 7)), np.arange(length)
+            demo["obs/text"], demo["obs/once"] = np.array([b"a"] * length), np.zeros(3)
+            if not odd:
+                demo["rewards"], demo["dones"], demo["next_obs/eye"] = (
+                    np.zeros(length),
+                    np.zeros(length),
+                    np.ones(length),
+                )
+    sequences = only(told(tmp_path / "demos.hdf5"), "robots")
+    assert len(sequences) == 11 and sequences[4]["obs"]["eye"].tolist() == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
+    assert ("rewards" in sequences[0], "next_obs" in sequences[0]) == (not odd, not odd)
+
+
+def test_files_that_resemble_those_of_robots_get_no_such_line(tmp_path: Path, told: Told) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["ep_len"], file["ep_offset"] = np.zeros(30), np.array([9, 21]), np.array([9, 30])
+        file["data/demo_0/actions"], file["data/demo_0/obs/x"] = np.zeros((4, 7)), np.zeros(4)
+    assert "robots" not in {one["kind"] for one in told(tmp_path / "a.h5")}

@@ -215,7 +215,7 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(hub: Hub, monkeypatch: pyt
         with pytest.raises(ReadError, match=said):
             H5Dataset(url, {"x": "x"})
     hub.token = TOKEN
-    with pytest.raises(ReadError, match="nobody without a token \\(set HF_TOKEN") as raised:
+    with pytest.raises(ReadError, match="needs a token \\(set HF_TOKEN") as raised:
         H5Dataset(f"{SCANS}@main2/one.h5", {"x": "x"})
     assert raised.value.errno == 13
     monkeypatch.setenv("HF_TOKEN", "other")
@@ -256,9 +256,18 @@ ANSWERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ["scan.zarr", "scan.json", "*.zarr"])
 def test_zarr_stores_of_the_hub_are_refused_with_words(name: str, hub: Hub) -> None:
-    with pytest.raises(LayoutError, match="Zarr stores on the Hugging Face Hub are not read: copy it to a local disk"):
+    with pytest.raises(LayoutError, match=r"Hub only zip files are read: .* copy the store to a local disk"):
         H5Dataset(f"{SCANS}/{name}", {"x": "x"})
     assert not hub.asked
+
+
+def test_zip_files_with_zarr_stores_are_read(hub: Hub) -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr-python is not installed")
+    values = np.random.default_rng(1).integers(0, 9, (40, 8)).astype("f4")
+    with zarr.storage.ZipStore(hub.folder(hub.first) / "scan.zarr.zip", mode="w") as store:
+        zarr.open_group(store, mode="w").create_array("x", data=values, chunks=(4, 8))
+    data = H5Dataset(f"{SCANS}/scan.zarr.zip", {"x": "x"})
+    assert np.array_equal(data.read_batch(range(40))["x"], values)
 
 
 @pytest.mark.parametrize("kind", ANSWERS)

@@ -17,7 +17,7 @@ from solar import DataLoader, H5Dataset
 from solar.io.channels import progress as module
 from solar.io.channels.progress import Phase
 from solar.io.remote import location
-from solar.loader.first_batch import percent
+from solar.loader.iterator import percent
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 

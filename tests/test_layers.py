@@ -295,7 +295,7 @@ def test_a_loader_of_a_local_file_loads_nothing_that_it_does_not_use(tmp_path: P
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     optional = ("solar.service", "solar.io.codec", "solar.distributed", "solar.device", "solar.training", "solar.cli")
     assert [name for name in loaded if name.startswith(optional)] == []
-    assert len(loaded) <= 88
+    assert len(loaded) <= 75
 
 
 @pytest.mark.parametrize("collects", [True, False])

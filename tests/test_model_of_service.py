@@ -15,9 +15,9 @@ from models.shared_steps import ROOM, SLACK, Event, State
 
 from solar.planning.pass_uses import SampleUses
 from solar.service.pace import StragglerPolicy
-from solar.service.scheduler import PlannedWindow
+from solar.service.scheduler import PlannedStep, StepQueue
 from solar.service.shared_reader import ENTRIES, SharedReader
-from solar.service.window import Member, shares_of
+from solar.service.window import JobOrder, Member, Pace, shares_of
 
 TRACES, LENGTH = 400, 40
 
@@ -60,12 +60,13 @@ class Service:
         monkeypatch.setattr("solar.service.scheduler.reach", lambda *_: 0.0)
         self.jobs: list[Member | None] = [None] * jobs
         self.counts = [0] * jobs
+        self.holders: list[Member] = []
         self.reader = reader = object.__new__(SharedReader)
         reader.slack = StragglerPolicy(float(SLACK))
-        reader.members, reader._steps, reader._held = [], deque(), deque()
-        reader.changed, reader.handed, reader.bell, reader._closing = threading.Condition(), 0, -1, False
-        reader.cluster, reader._parts = SimpleNamespace(ranks=1, waiting=lambda _: False), []  # type: ignore[assignment]
-        reader.head, reader._run = 0.0, SimpleNamespace(append=lambda *_: None)  # type: ignore[assignment]
+        reader.members, reader.queue = [], StepQueue()
+        reader.changed, reader.bell, reader._closing = threading.Condition(), -1, False
+        reader.cluster = SimpleNamespace(ranks=1, waiting=lambda _: False)  # type: ignore[assignment]
+        reader.queue.run = SimpleNamespace(append=lambda *_: None)  # type: ignore[assignment]
         data: Any = SimpleNamespace(fields=[[4]], pieces=[SimpleNamespace()])
         data.counts, data.within = (lambda uses: uses.sizes[:, None]), (lambda uses: None)
         data.pieces[0].region = SimpleNamespace(units=SimpleNamespace(samples=1))
@@ -98,20 +99,20 @@ class Service:
         rows = np.arange(model.KNOWN, dtype=np.int32)
         uses = SampleUses(None, rows, np.arange(model.KNOWN + 1))
         ledger: Any = SimpleNamespace(made=1, waits=0, waited=0.0, announce=lambda *_: None, gone=lambda _: None)
-        self.jobs[at] = member = Member(str(at), at, 1, 1, ledger, [uses], deque(maxlen=32), 1, 1)
+        self.jobs[at] = member = Member(str(at), at, 1, 1, ledger, JobOrder([uses]), Pace(deque(maxlen=32)), 1)
         self.reader.members.append(member)
 
     def plan(self) -> None:
         here = self.reader._here()
         steps = 1 + max((int(one.steps[-1]) for one in here if len(one.steps)), default=-1)
-        made = [PlannedWindow(1, shares) for shares in shares_of(self.reader.opened, here, 0, steps)]
+        made = [PlannedStep(1, shares) for shares in shares_of(self.reader.opened, here, 0, steps)]
         self.reader._append(made, np.ones(steps, np.int64), [], None)
 
     def announce(self) -> None:
         assert self.reader._may_cry()
-        step = self.reader._steps.popleft()
+        step = self.reader.queue.given.popleft()
         self.reader._announce(None, step)
-        self.reader._held.append(([], step.shares))
+        self.reader.queue.announced.append(([], step.shares))
 
     def tick(self) -> None:
         self.now += 1.0
@@ -120,16 +121,18 @@ class Service:
     def keep(self) -> None:
         """What its thread does when it is rung, or some time has passed."""
         reader = self.reader
-        full = len(reader._held) >= ROOM and bool(reader._steps)
-        reader.slack.look(1000.0 if full else 0.0, len(reader._held) < ENTRIES - 1, reader.members, False)
+        full = len(reader.queue.announced) >= ROOM and bool(reader.queue.given)
+        reader.slack.look(
+            1000.0 if full else 0.0, len(reader.queue.announced) < ENTRIES - 1, reader.members, self.holders
+        )
         reader._give_back()
-        reader._leave_behind()
+        self.holders = reader._leave_behind()
 
     def state(self) -> tuple[Any, ...]:
         """What the model has, too."""
         jobs = tuple(None if one is None or one.left else facts_of(one) for one in self.jobs)
-        steps = tuple(numbers(step.shares) for step in self.reader._steps)
-        return jobs, steps, tuple(numbers(shares) for _, shares in self.reader._held)
+        steps = tuple(numbers(step.shares) for step in self.reader.queue.given)
+        return jobs, steps, tuple(numbers(shares) for _, shares in self.reader.queue.announced)
 
 
 def numbers(shares: list[Any]) -> tuple[tuple[int, int], ...]:
@@ -137,7 +140,7 @@ def numbers(shares: list[Any]) -> tuple[tuple[int, int], ...]:
 
 
 def facts_of(member: Member) -> tuple[int, int, int, float, float]:
-    return member.ledger.made, member.planned, member.announced, round(4 * member.held), round(member.stood)
+    return member.ledger.made, member.planned, member.announced, round(4 * member.pace.held), round(member.pace.stood)
 
 
 def facts(state: State) -> tuple[Any, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
 import subprocess
 import threading
 from functools import partial
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from kit import open_files, same
 from processes_kit import SOON, call, fail_with, gone, same_again, shared_two, two, wait_until_there
 
+from solar.errors import SolarError
 from solar.io.channels import worker_child
 from solar.io.channels.worker_processes import Processes
 
@@ -293,3 +296,18 @@ def test_processes_live_while_a_task_may_be_waited_for() -> None:
     task = Processes(1, same_again).submit(5)
     gc.collect()
     assert task.wait(SOON) == 5
+
+
+def test_after_a_process_could_not_be_started_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that forks it ends when its message is cut; it may have taken the next one before."""
+    send = reduction.sendfds
+
+    def fail(*arguments: Any) -> None:
+        monkeypatch.setattr(reduction, "sendfds", send)
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    monkeypatch.setattr(reduction, "sendfds", fail)
+    with pytest.raises(SolarError, match=r"cannot be started: .*No buffer space"):
+        Processes(1, call)
+    with Processes(1, call) as processes:
+        assert processes.submit((same_again, 3)).wait(SOON) == 3

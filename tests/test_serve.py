@@ -38,7 +38,7 @@ from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.cli import main
 from solar.planning.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.service.service import Service
-from solar.service.window import Member, own_of, take_turns
+from solar.service.window import JobOrder, Member, Pace, own_of, take_turns
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -297,7 +297,7 @@ def test_orders_of_epochs_that_are_over_take_no_memory(scan: Path, tmp_path: Pat
             epochs_of(loader, 12)
             run = loader._buffered.running
             assert run.appended == 12 * SAMPLES // 100 and len(run._epochs) < 6
-            assert all(len(one.epochs) < 6 for hall in service._halls.each() for one in hall.members)
+            assert all(len(one.order.epochs) < 6 for hall in service._halls.each() for one in hall.members)
 
 
 def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:
@@ -392,14 +392,12 @@ def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:
         assert service.process.wait(60) == 0
 
 
-def test_a_member_forgets_epochs_that_are_over() -> None:
+def test_an_order_forgets_epochs_that_are_over() -> None:
     draw = np.random.default_rng(0)
     epochs = [SampleUses(None, draw.permutation(20).astype(np.int32), np.arange(0, 21, 4)) for _ in range(4)]
-    kept = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs), deque())
-    whole = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs), deque())
+    kept, whole = JobOrder(list(epochs)), JobOrder(list(epochs))
     for planned in (4, 5, 12, 20):
-        kept.planned = planned
-        kept.forget()
+        kept.forget(planned)
         assert kept.known == 20 and kept.longest == 5
         assert kept.stretch(planned, 20).same(whole.stretch(planned, 20))
     assert len(kept.epochs) == 1
@@ -410,7 +408,7 @@ def test_a_member_that_has_nothing_left_leaves_the_others_their_data_sets() -> N
     rows, starts = np.arange(8, dtype=np.int32), np.array([0, 4, 8])
     first = SampleUses(np.zeros(8, np.int64), rows, starts)
     other = SampleUses(np.arange(16) % 2, np.arange(16, dtype=np.int32), np.arange(0, 17, 4))
-    both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), [one], deque()) for one in (first, other)]
+    both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), JobOrder([one]), Pace(deque())) for one in (first, other)]
     turns = take_turns(both, [1.0, 1.0])
     assert shared_steps(own_of(turns, 2, 4))[0].same(
         other._replace(which=other.which[8:], rows=other.rows[8:], starts=starts)

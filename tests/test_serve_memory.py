@@ -168,7 +168,7 @@ def test_the_same_data_are_kept_once_and_few_that_differ(
         assert [each.tell({"is": "data"}, frames.hand([pieces[0]], []))["is"] for each in (one, other)] == 2 * [
             "opened"
         ]
-        kept = [each.data for each in service._callers if each.data]
+        kept = [each.data for each in service._clients.each() if each.data]
         assert len(kept) == 2 and kept[0][0] is kept[1][0]
         assert other.tell({"is": "data"}, frames.hand([pieces[1]], []))["is"] == "opened"
         answer = one.tell({"is": "data"}, frames.hand([pieces[2]], []))
@@ -192,7 +192,7 @@ def test_who_comes_beside_many_jobs_is_closed_without_a_word(
         with service_sockets.connect(service.path, 20) as more:
             assert more.recv(1) == b""
         there.pop().peer.close()
-        assert soon(lambda: len(service._callers) == 2)
+        assert soon(lambda: len(service._clients.each()) == 2)
         with caller(service) as again:
             assert again.tell({"is": "status"})["told"]["connections"] == 3
         for one in there:

@@ -98,7 +98,7 @@ def test_each_job_finds_its_samples_of_each_field_in_the_memory_of_its_node(
             assert sum(map(len, shares)) > 0 or not here
             for step, own in enumerate(shares):
                 for share in own:
-                    uses = share.member.stretch(share.number, share.number + 1)
+                    uses = share.member.order.stretch(share.number, share.number + 1)
                     fields = uses.which // (len(data.pieces) // data.apart)
                     found = zip(fields.tolist(), share.places.tolist(), strict=True)
                     lies = [memory[rank][step][field][place] for field, place in found]

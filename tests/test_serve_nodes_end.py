@@ -92,7 +92,7 @@ def test_who_ends_first_stays_until_the_other_has_told_its_last(monkeypatch: pyt
     second = pair.end(0)
     for one in (first, second):
         one.join(60)
-    assert pair.left == {0, 1} and all(one._all_end() for one in pair.nodes)
+    assert pair.left == {0, 1} and all(one._messages.all_end() for one in pair.nodes)
     pair.nodes[0].tell_open([])  # a job that goes later: nobody is there to hear it
     assert not pair.boxes[0, 1]
 
@@ -105,8 +105,8 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert pair.told[0].wait(60)
     one = pair.end(0)
     one.join(30)  # and not a minute
-    assert pair.left == {0} and not pair.nodes[0]._all_end()
-    pair.nodes[1]._over.set()
+    assert pair.left == {0} and not pair.nodes[0]._messages.all_end()
+    pair.nodes[1]._messages._over.set()
 
 
 # --- a data set that all read together ----

@@ -19,7 +19,7 @@ from solar import DataLoader, H5Dataset, PlanSampler
 from solar.planning.pass_uses import SampleUses, shared_steps
 from solar.service.pace import StragglerPolicy, rates, typical
 from solar.service.shared_reader import SharedReader
-from solar.service.window import Member, own_of, shares_of, take_turns
+from solar.service.window import JobOrder, Member, Pace, own_of, shares_of, take_turns
 
 _ = scan  # a fixture
 
@@ -27,7 +27,7 @@ _ = scan  # a fixture
 def of(uses: SampleUses, process: int = 0) -> Member:
     """A member whose job has made nothing, and waits for nothing."""
     ledger: Any = SimpleNamespace(made=0, waits=0, waited=0.0)
-    return Member("", process, 4, 4, ledger, [uses], deque(maxlen=32))
+    return Member("", process, 4, 4, ledger, JobOrder([uses]), Pace(deque(maxlen=32)))
 
 
 def order(draw: np.random.Generator, batches: int) -> SampleUses:
@@ -43,7 +43,7 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
     draw = np.random.default_rng(seed)
     members = [of(order(draw, int(draw.integers(1, 60)))) for _ in range(4)]
     wanted = [1.0, *draw.uniform(0.05, 1, 3)]
-    members[1].planned = min(5, members[1].known - 1)  # some of it was planned before
+    members[1].planned = min(5, members[1].order.known - 1)  # some of it was planned before
     turns = take_turns(members, wanted)
     steps, data = 1 + max(int(one.steps[-1]) for one in turns), SimpleNamespace(fields=[[4]])
     data.counts, data.within = (lambda uses: uses.sizes[:, None]), (lambda uses: None)
@@ -57,14 +57,14 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
             assert len({id(one.member) for one in own}) == len(own)
             there = uses.rows[uses.starts[step] : uses.starts[step + 1]]
             for one in own:
-                whole = one.member.epochs[0]
+                whole = one.member.order.epochs[0]
                 rows = whole.rows[whole.starts[one.number] : whole.starts[one.number + 1]]
                 assert np.array_equal(there[one.places], rows) and one.nbytes == 4 * len(rows)
                 seen[id(one.member)].append(one.number)
         for turn, own in zip(turns, own_of(turns, begin, end), strict=True):
-            assert int(own.starts[-1]) == len(own.rows) and turn.member.stretch(0, 1).sizes[0] > 0
+            assert int(own.starts[-1]) == len(own.rows) and turn.member.order.stretch(0, 1).sizes[0] > 0
     for one in members:
-        assert seen[id(one)] == list(range(one.planned, one.known))
+        assert seen[id(one)] == list(range(one.planned, one.order.known))
 
 
 def test_who_has_a_third_of_the_pace_has_every_third_step_while_the_others_are_there() -> None:
@@ -99,10 +99,9 @@ def looks(
     slack: StragglerPolicy, clock: Any, seconds: float, members: list[Member], holders: list[Member]
 ) -> list[Member]:
     """Those who are left behind after so long, in which there was no room if somebody is waited for."""
-    slack.behind(holders, members)
     for _ in range(10):
         clock.at += seconds / 10
-        slack.look(seconds if holders else 0.0, True, members)
+        slack.look(seconds if holders else 0.0, True, members, holders)
     return slack.behind(holders, members)
 
 
@@ -157,11 +156,10 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
     turns = take_turns(both, slack.rates(both))
     for step in range(2000):
         for number, one in enumerate(both):  # who is slow takes turns, with each plan
-            one.lately.extend([1.0 if number == len(changes) % 2 else 0.1] * 32)
+            one.pace.lately.extend([1.0 if number == len(changes) % 2 else 0.1] * 32)
         clock.at += 1.0
         slack.steps += 1
-        slack.behind([both[len(changes) % 2]] if held else [], both)
-        slack.look(1.0, True, both)
+        slack.look(1.0, True, both, [both[len(changes) % 2]] if held else [])
         if slack.is_off(turns):
             changes.append(step)
             turns = take_turns(both, slack.rates(both))
@@ -177,18 +175,17 @@ def test_a_plan_is_changed_when_it_has_cost_as_much_as_another(becomes: str, clo
     slack, steps = StragglerPolicy(2.0), 0
     for one in both:
         one.ledger.waits = one.planned = 1
-        one.lately.append(0.1)
+        one.pace.lately.append(0.1)
     turns = [one._replace(rate=0.5 if becomes == "faster" else 1.0) for one in take_turns(both, [1.0, 1.0])]
     for number, one in enumerate(both):
-        one.lately.extend([1.0 if number and becomes == "slower" else 0.1] * 32)
+        one.pace.lately.extend([1.0 if number and becomes == "slower" else 0.1] * 32)
     slack.rates(both)
     slack.begin(100.0)
     while not slack.is_off(turns):
         steps += 1
         clock.at += 1.0
         slack.steps += 1
-        slack.behind([both[1]], both)
-        slack.look(1.0, True, both)
+        slack.look(1.0, True, both, [both[1]])
     assert steps == (101 if becomes == "slower" else 201)  # who could be twice as fast loses half of the time
 
 

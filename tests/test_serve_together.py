@@ -23,7 +23,7 @@ from solar.service.scheduler import ENTRIES, Scheduler
 from solar.service.served_data import description_of, served_data
 from solar.service.shared_data import SharedData, open_data
 from solar.service.shared_reader import SharedReader, SharedReaders, memory_parts
-from solar.service.window import Member, Window, WindowShare, fits, stretch, take_turns
+from solar.service.window import JobOrder, Member, Pace, Window, WindowShare, fits, stretch, take_turns
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -95,7 +95,7 @@ def nodes_of(
             most = max(int(uses.sizes.max()) for uses in epochs)
             slots = max(int(of_node.slots(uses).max()) for uses in epochs)
             ledger = _native.Ledger(ENTRIES, len(of_node.fields), most)
-            one.members.append(Member("a job", seed, most, slots, ledger, epochs, deque(), 0, 0))
+            one.members.append(Member("a job", seed, most, slots, ledger, JobOrder(epochs), Pace(deque())))
         found.append((one, take_turns(one.members, [1.0] * len(own), others=len(wires) > 1)))
     return found
 
@@ -141,7 +141,7 @@ def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[
         for rank, (part, (_, here)) in enumerate(zip(parts, nodes, strict=True)):
             for step in range(len(part.batches.starts) - 1):
                 at = number * windows[0].length + step
-                wanted = {row for turn in here for row in turn.member.stretch(at, at + 1).rows.tolist()}
+                wanted = {row for turn in here for row in turn.member.order.stretch(at, at + 1).rows.tolist()}
                 own = part.batches.rows[part.batches.starts[step] : part.batches.starts[step + 1]].tolist()
                 assert len(own) == len(wanted) and set(own) == wanted
             rows = part.planned.rows
@@ -170,12 +170,12 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
         made.append((len(makers), more[1][0] is None))
         return PlannedPasses(makers, first, pieces, memory, batch, *more)
 
-    monkeypatch.setattr("solar.service.scheduler.PlannedPasses", passes)
+    monkeypatch.setattr("solar.service.window_planner.PlannedPasses", passes)
     nodes = nodes_of(scan, [[1, 2, 3]])
     planned(nodes)
-    ways = nodes[0][0]._policies
+    ways = nodes[0][0].planner._policies
     planned(nodes)
-    assert nodes[0][0]._policies is ways
+    assert nodes[0][0].planner._policies is ways
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
@@ -212,11 +212,11 @@ def test_trainings_that_come_out_of_step_have_nothing_read_again(
     monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, here)] = nodes_of(scan, [[1, 1, *([1] if grows else [])]], 64 * 4 * BATCH * 1024)
     [first] = planned([(one, here)])
-    one._parts, room = first.parts, one._used
+    one.planner.parts, room = first.parts, one.planner.used
     ends = [turn.end - number * shift for number, turn in enumerate(here)]
     shifted = [turn._replace(begin=turn.end - n, steps=turn.steps[:n]) for turn, n in zip(here, ends, strict=True)]
     [window] = planned([(one, shifted)])
-    assert (one._used == room and fits(window.parts, one._parts)) != grows
+    assert (one.planner.used == room and fits(window.parts, one.planner.parts)) != grows
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -228,13 +228,20 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     monkeypatch.setattr("solar.service.shared_data.profile.stored_or_guessed", lambda _: (SLOW, False))
     [(one, _)] = nodes_of(scan, [[1, 2]], int(share * SAMPLES * 1024))
     for member in one.members:
-        member.planned = member.known - int(left * SAMPLES / BATCH)
+        member.planned = member.order.known - int(left * SAMPLES / BATCH)
     here = take_turns(one.members, [1.0, 1.0])
     [window] = planned([(one, here)])
     assert len(window.passes.segments) > 4
     every = alone(stretch(one.opened, here, 0, len(here[0].steps)))
     whole = PlannedPasses(
-        [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.policies, False
+        [lambda: every],
+        0,
+        window.passes.pieces,
+        one.planner.budget.parts,
+        2 * BATCH,
+        [SLOW],
+        window.passes.policies,
+        False,
     )
     took, wanted = (total(counts_of([one])) for one in (window, window._replace(passes=whole)))
     assert took.reads == wanted.reads and took.requests <= wanted.requests + len(window.passes.segments)

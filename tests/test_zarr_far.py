@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -207,18 +209,145 @@ def test_what_a_web_server_does_not_tell(web: Web, monkeypatch: pytest.MonkeyPat
     store_in(web.folder, "3, a chunk in an object")
     with pytest.raises(LayoutError, match=r"web server does not tell.*name its arrays"):
         solar.inspect(at(web))
-    with pytest.raises(LayoutError, match="there is no such array"):
+    with pytest.raises(LayoutError, match=r"no such array, and its names cannot be told: a web server does not tell"):
         H5Dataset(at(web), "x")
     monkeypatch.setattr("solar.io.hdf5.zarr_far.MOST_LOOKED_FOR", 20)
     log = log_of(web)
     with pytest.raises(LayoutError, match="126 chunks would take too long: name the store by s3://"):
         H5Dataset(at(web), "in/x")
     assert len(log) == 2
-    with pytest.raises(LayoutError, match="is not read by URL"):
-        H5Dataset(at(web, "scan.zarr.zip"), "x")
     shutil.rmtree(web.folder / "scan.zarr")
-    with pytest.raises(LayoutError, match="there is no such array"):
+    with pytest.raises(LayoutError, match=r"there is no Zarr store: .* web server .* look at the URL again"):
         H5Dataset(at(web), "x")
+
+
+def test_a_mistyped_url_is_an_error_that_says_what_lies_there(
+    web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "there is no Zarr store: asked for zarr.json, .zarray and .zgroup, and found none; "
+    store_in(web.folder, "2", name="other.zarr")
+    store_in(web.folder, "2")
+    for url, meant in (
+        (at(web, "scann.zarr"), "a web server does not tell what lies there, so look at the URL again"),
+        (f"file://{web.folder}/scann.zarr", f"did you mean file://{web.folder}/scan.zarr?"),
+        (f"file://{web.folder}/scan.zarr/inn", f"did you mean file://{web.folder}/scan.zarr/in?"),
+        (f"file://{web.folder}/1234567.zarr/", f"file://{web.folder} has other.zarr, scan.zarr"),
+    ):
+        assert main(["inspect", url]) == 1
+        shown = capsys.readouterr()
+        assert not shown.out and f"{url.rstrip('/')}: {asked}{meant}" in shown.err
+        with pytest.raises(LayoutError, match="there is no Zarr store"):
+            H5Dataset(url, "x")
+
+
+def test_a_mistyped_name_of_an_array_gets_a_suggestion(web: Web) -> None:
+    store_in(web.folder, "3, shards", consolidated=True)
+    for url in (at(web), f"file://{web.folder}/scan.zarr"):
+        with pytest.raises(LayoutError, match=r"in/xx: there is no such array; did you mean /in/x"):
+            H5Dataset(url, "in/xx")
+
+
+def test_a_store_whose_name_does_not_tell_is_named_by_its_metadata(
+    web: Web, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = store_in(web.folder, "3, shards", consolidated=True, name="scan")
+    store_in(web.folder, "2", consolidated=True, name="old")
+    for name, mark in (("scan", "zarr.json"), ("old", ".zgroup")):
+        for above in (at(web, ""), f"file://{web.folder}/"):
+            with pytest.raises(LayoutError, match=f"a Zarr store.*give {above}{name}/{mark}$"):
+                H5Dataset(f"{above}{name}", "in/x")
+            same_epochs(H5Dataset(f"{above}{name}/{mark}", "in/x"), values)
+    with pytest.raises(LayoutError, match=f"give file://{web.folder}/scan/zarr.json"):
+        H5Dataset(f"file://{web.folder}/scan/", "in/x")
+    assert main(["inspect", at(web, "scan")]) == 1
+    assert f"give {at(web, 'scan')}/zarr.json" in capsys.readouterr().err
+
+    def page(one: Asked, _: int) -> bool:  # as servers that show what a folder has, without a mark of its version
+        if one.path in ("/scan", "/nothing"):
+            one.send_response(200)
+            one.send_header("Content-Length", "20")
+            one.end_headers()
+        return one.path in ("/scan", "/nothing")
+
+    web.fault = page
+    with pytest.raises(LayoutError, match="a Zarr store"):
+        H5Dataset(at(web, "scan"), "in/x")
+    with pytest.raises(ReadError, match="neither ETag nor"):
+        H5Dataset(at(web, "nothing"), "in/x")
+
+
+# --- zip files ----
+
+
+def zipped(folder: Path, way: str, padding: int = 0) -> np.ndarray[Any, Any]:
+    """Makes scan.zip of a store; `padding` are bytes behind each head, which the directory does not tell of."""
+    values = store_in(folder, way)
+    with zipfile.ZipFile(folder / "scan.zip", "w") as made:
+        for path in sorted(one for one in (folder / "scan.zarr").rglob("*") if one.is_file()):
+            info = zipfile.ZipInfo(str(path.relative_to(folder / "scan.zarr")))
+            info.extra = struct.pack("<HH", 0x9999, padding) + bytes(padding) if padding else b""
+            made.writestr(info, path.read_bytes())
+            info.extra = b""
+    shutil.rmtree(folder / "scan.zarr")
+    return values
+
+
+@pytest.mark.parametrize("way", ["3, a chunk in an object", "3, shards", "2, in folders"])
+def test_zip_files_are_read_by_url(way: str, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = zipped(web.folder, way, padding=300)
+    local = solar.read(web.folder / "scan.zip", "in/x")
+    assert np.array_equal(local, values)
+    for near in (0, 4000, 1 << 18):
+        monkeypatch.setattr("solar.io.hdf5.zarr_stores.ZIP_NEAR_NBYTES", near)
+        for url in (at(web, "scan.zip"), f"file://{web.folder}/scan.zip"):
+            assert np.array_equal(solar.read(url, "in/x"), values)
+    same_epochs(H5Dataset(at(web, "scan.zip"), "in/x"), values)
+    same_epochs(H5Dataset(f"file://{web.folder}/*.zip", "in/x"), values)
+    (tmp_path / "stage").mkdir()
+    same_epochs(H5Dataset(at(web, "scan.zip"), "in/x", stage=tmp_path / "stage", stage_size="64MiB"), values)
+    assert [*solar.inspect(at(web, "scan.zip"))] == ["/in/x", "/y", "/z"]
+    with pytest.raises(LayoutError, match="did you mean /in/x"):
+        H5Dataset(at(web, "scan.zip"), "in/xx")
+
+
+def test_a_far_zip_file_takes_few_requests(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    zipped(web.folder, "3, a chunk in an object")
+    data = H5Dataset(at(web, "scan.zip"), "in/x")
+    log = log_of(web)
+    data = H5Dataset(at(web, "scan.zip"), "in/x")
+    # Its identity, its end, the head and the text of the metadata, and the heads of chunks, which lie near each other.
+    assert log == ["HEAD /scan.zip"] + ["GET /scan.zip"] * 4
+    log.clear()
+    with DataLoader(data, batch_size=8, shuffle=True, buffer="1MiB", epochs=2) as loader:
+        assert sum(len(batch) for batch in loader) == ROWS
+    assert len([one for one in log if one.startswith("GET")]) == loader.stats()["requests"]
+    monkeypatch.setattr("solar.io.hdf5.zarr_stores.ZIP_NEAR_NBYTES", 0)
+    monkeypatch.setattr("solar.io.hdf5.zarr_stores.MOST_LOOKED_FOR", 20)
+    with pytest.raises(LayoutError, match="chunks would take too long: write the array in shards"):
+        H5Dataset(at(web, "scan.zip"), "in/x")
+
+
+def test_a_far_zip_file_that_changed_or_is_none_is_an_error(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    zipped(web.folder, "3, a chunk in an object")
+    path = web.folder / "scan.zip"
+    data, stored = H5Dataset(at(web, "scan.zip"), "in/x"), path.read_bytes()
+    path.unlink()
+    path.write_bytes(stored)
+    with pytest.raises(ReadError, match="changed since it was inspected"):
+        data[0]
+    with pytest.raises(ReadError, match="no such object"):
+        H5Dataset(at(web, "other.zip"), "in/x")
+    monkeypatch.setattr("solar.io.hdf5.zarr_stores.MOST_DIRECTORY", 100)
+    with pytest.raises(LayoutError, match="no zip file that can be read: its directory has more than 100 bytes"):
+        H5Dataset(at(web, "scan.zip"), "in/x")
+    monkeypatch.undo()
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        wrong, place = bytearray(stored), rng.integers(max(0, len(stored) - 9000), len(stored))
+        wrong[place] ^= 1 << rng.integers(8)
+        path.write_bytes(wrong[: rng.integers(len(wrong)) if rng.random() < 0.2 else None])
+        with suppress(SolarError):
+            solar.read(at(web, "scan.zip"), "in/x")
 
 
 def test_metadata_that_are_wrong_are_refused(web: Web) -> None:
@@ -257,6 +386,17 @@ def test_shards_and_metadata_that_are_damaged_are_errors(seed: int, web: Web) ->
         path.write_bytes(stored[: rng.integers(len(stored)) if rng.random() < 0.2 else None])
     with suppress(SolarError):
         solar.read(at(web), "in/x")
+
+
+def test_missing_credentials_are_told() -> None:
+    from obstore.exceptions import GenericError
+
+    said = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - 403 Forbidden"
+    with (
+        pytest.raises(ReadError, match=r"no credentials were found.*docs/remote.md.*AWS_SKIP_SIGNATURE=true"),
+        fetch.as_read_error("s3://bucket/x.h5"),
+    ):
+        raise GenericError(said)
 
 
 def test_marks_of_listings_and_answers_are_the_same() -> None:

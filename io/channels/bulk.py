@@ -114,7 +114,7 @@ class MpiBulkChannel:
                 'mpi4py.rc.thread_level at "multiple" and use an MPI that has it, or give exchange="read"'
             )
         self._mpi = mpi
-        self._own, self._tag = beside is None, MAIL_TAG
+        self._tag = MAIL_TAG
         if beside is None:
             self._communicator, request = mpi.COMM_WORLD.Idup()
             until_others(polling(request.Test), "the exchange of samples over MPI", str, look=check)
@@ -202,7 +202,7 @@ class MpiBulkChannel:
         self.join(seconds)
 
     def free(self) -> None:
-        if self._own and not self._mpi.Is_finalized():
+        if self._tag == MAIL_TAG and not self._mpi.Is_finalized():  # others are beside a channel, which has it
             self._communicator.Free()
 
 

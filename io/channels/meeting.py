@@ -422,7 +422,7 @@ class Peers:
 
         Values are those of JSON. Raises PlanError on every rank if `same` differs anywhere, if one comes for something
         else, or if one does not come within `seconds` of the others; ReadError if a rank that was met before, or has
-        come, is gone. `tell` gets the messages on rank 0, and its result goes to all.
+        come, is gone. `tell` is a value of rank 0, which all get as `answer`.
         """
         if os.getpid() != self.pid:
             raise PlanError(self.forked())

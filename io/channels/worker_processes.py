@@ -31,7 +31,7 @@ from solar.io.system import lifecycle
 from solar.io.system.child import ending
 from solar.io.system.waiting import WaitTimeout, until
 
-SERVER_ENDS_WITHIN, TICK = 5.0, 0.05  # seconds from when it no longer listens, and between two tries
+SERVER_ENDS_WITHIN, TICK = 30.0, 0.05  # seconds from when it no longer listens, and between two tries
 CLOSING_PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
 
 
@@ -311,7 +311,7 @@ def _start_child(number: int, context: Any, start: pickles.Sealed, reducers: Red
 
 def _start(process: Any, forks: bool) -> None:
     """Starts a process. Where the server that forks it is ending, multiprocessing begins another once it has ended."""
-    limit = time.monotonic() + SERVER_ENDS_WITHIN
+    limit, cut = time.monotonic() + SERVER_ENDS_WITHIN, False
     while True:
         try:
             with nullcontext() if forks else _main_module_unsent():
@@ -321,6 +321,10 @@ def _start(process: Any, forks: bool) -> None:
             if time.monotonic() > limit:
                 raise
             time.sleep(TICK)
+        except EOFError:  # it ended after it had listened; or the process did, and will again
+            if cut:
+                raise
+            cut = True
 
 
 def _end(children: list[_Child], owner: int) -> None:

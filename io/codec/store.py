@@ -128,18 +128,19 @@ def write_compressed(
         file = after.enter_context(open_file_checked(path))
         pool = ThreadPoolExecutor(threads, "solar-compress")
         after.callback(pool.shutdown, cancel_futures=True)
-        run = _Run(path, out, file, pool, threads, progress or no_progress, others)
-        head = {"input": run.facts, "settings": _settings(codecs, chunk_samples), "first": 0}
-        run.before = _before(out, head, force)
-        after.callback(run.let_go)
-        if run.before:
-            prepared = _prepared_before(run.before[0])
+        begun, facts = time.monotonic(), file_facts(path)
+        head = {"input": facts, "settings": _settings(codecs, chunk_samples), "first": 0}
+        made = _MadeChunks(out, _before(out, head, force), others)
+        after.callback(made.close)
+        run = _Run(path, out, file, pool, threads, progress or no_progress, facts, made)
+        if made.files:
+            prepared = _prepared_before(made.files[0])
         else:
             options: dict[str, Any] = {"chunk_samples": chunk_samples, "pool": pool, "threads": threads}
             with _naming_files(path, out):
                 prepared = prepare(str(path), file, codecs, progress=run.progress, **options)
         check_disk(out, prepared)
-        return run.write(prepared, head | prepared.as_json(), force)
+        return run.write(prepared, head | prepared.as_json(), force, begun)
 
 
 def no_progress(progress: Progress) -> None:
@@ -231,6 +232,57 @@ def check_disk(out: Path, prepared: Prepared) -> None:
 # --- the work ----
 
 
+class _MadeChunks:
+    """Chunks that earlier runs, or other processes, have encoded, in files beside the target."""
+
+    def __init__(self, out: Path, before: list[Leftover], others: Others | None) -> None:
+        self.files = before
+        self._out, self._others = out, others
+        self._earlier = [*before]  # those of earlier runs
+        self._theirs: int | None = None  # the first chunk that others encode
+        self._number = 0  # of the next chunk, all datasets together
+        self._written = 0  # chunks that the target has
+
+    def begin(self, head: dict[str, Any], prepared: Prepared) -> None:
+        """Has other processes, if there are any, encode their share of what is not there."""
+        if self._others is not None:
+            there = [(one.first, one.first + one.chunks) for one in self.files]
+            self._theirs = self._others.begin(head, there, prepared)
+
+    def take(self, count: int) -> tuple[list[bytes], bool] | None:
+        """Returns the next chunks, and whether an earlier run made them; None unless all are there."""
+        numbers = range(self._number, self._number + count)
+        self._number += count
+        if self._others is not None and self._theirs is not None and numbers.stop > self._theirs:
+            self._theirs = None
+            found_by = (leftover(self._out, journal) for journal in self._others.join())
+            self.files += [one for one in found_by if one is not None]
+        found, earlier = [], True
+        for number in numbers:
+            had = next(((chunk, one) for one in self.files if (chunk := one.take(number)) is not None), None)
+            if had is None:
+                return None
+            found.append(had[0])
+            earlier = earlier and had[1] in self._earlier
+        return found, earlier
+
+    def written(self, chunks: int) -> None:
+        """Counts chunks that the target has. Files of which it has all are removed."""
+        self._written += chunks
+        if self._theirs is None and all(one.first + one.chunks <= self._written for one in self.files):
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes the files."""
+        while self.files:
+            self.files.pop().discard()
+
+    def close(self) -> None:
+        """Closes the files that are left. They stay for the next run."""
+        for one in self.files:
+            one.close()
+
+
 @dataclass
 class _Run:
     """The compression of one file."""
@@ -241,30 +293,16 @@ class _Run:
     pool: Executor
     threads: int
     progress: ProgressCallback
-    others: Others | None
+    facts: dict[str, Any]  # of the file, when it was opened
+    made: _MadeChunks
 
     def __post_init__(self) -> None:
-        self.facts = file_facts(self.path)
-        self.before: list[Leftover] = []
-        self._earlier: list[Leftover] = []
-        self._start = time.monotonic()
-        self._theirs: int | None = None  # the first chunk that others encode
         self._stored: dict[str, int] = {}
-        self._number = 0  # of the next chunk to be begun, all datasets together
-        self._written = 0  # chunks
-        self._done = self._all = self._again = 0
+        self._done = self._again = 0  # bytes of values that were encoded, and of those that an earlier run encoded
 
-    def let_go(self) -> None:
-        """Closes the leftovers of earlier runs. They stay for the next run."""
-        for one in self.before:
-            one.close()
-
-    def write(self, prepared: Prepared, head: dict[str, Any], force: bool) -> Stored:
+    def write(self, prepared: Prepared, head: dict[str, Any], force: bool, begun: float) -> Stored:
         """Writes the file and gives it its name."""
-        self._earlier = [*self.before]
-        if self.others is not None:
-            there = [(one.first, one.first + one.chunks) for one in self.before]
-            self._theirs = self.others.begin(head, there, prepared)
+        self.made.begin(head, prepared)
         unfinished = Unfinished.begin(self.out, head)
         try:
             lost = self._write_file(unfinished, prepared)
@@ -277,9 +315,9 @@ class _Run:
         except BaseException:
             unfinished.discard()
             raise
-        self._forget()
+        self.made.discard()
         parts = tuple((part, self._stored[part.name]) for part in prepared.parts)
-        seconds, nbytes = time.monotonic() - self._start, self.out.stat().st_size
+        seconds, nbytes = time.monotonic() - begun, self.out.stat().st_size
         return Stored(parts, prepared.left, tuple(lost), seconds, nbytes, self._again)
 
     def _write_file(self, unfinished: Unfinished, prepared: Prepared) -> list[str]:
@@ -311,14 +349,14 @@ class _Run:
             self.progress(Progress("copy", "", min(copied, to_copy), to_copy))
 
         lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, progress)
-        self._all = sum(part.nbytes for part in prepared.parts)
+        total = sum(part.nbytes for part in prepared.parts)
         for part in prepared.parts:
             made[part.name].attrs[BOUND_ATTRIBUTE] = np.bytes_(json.dumps(part.promise))
         for part in prepared.parts:
-            self._write_part(part, made[part.name].id, unfinished)
+            self._write_part(part, made[part.name].id, unfinished, total)
         return lost
 
-    def _write_part(self, part: Part, dataset: Any, unfinished: Unfinished) -> None:
+    def _write_part(self, part: Part, dataset: Any, unfinished: Unfinished, total: int) -> None:
         grid = part.grid
         self._stored[part.name] = 0
         for (first, _, again), chunks in results_in_order(self._begin(part), tasks_ahead(part, self.threads)):
@@ -328,49 +366,25 @@ class _Run:
                 place = dataset.get_chunk_info_by_coord(begin).byte_offset if unfinished.placed else 0
                 unfinished.record(chunk, place)
             unfinished.save()
-            self._written += len(chunks)
-            if self._theirs is None and all(one.first + one.chunks <= self._written for one in self.before):
-                self._forget()
+            self.made.written(len(chunks))
             nbytes = sum(map(len, chunks))
             values = _nbytes_of(part, first, len(chunks))
             self._stored[part.name] += nbytes
             self._done += values
             self._again += values if again else 0
-            self.progress(Progress("encode", part.name, self._done, self._all, sum(self._stored.values()), self._again))
+            self.progress(Progress("encode", part.name, self._done, total, sum(self._stored.values()), self._again))
 
     def _begin(self, part: Part) -> Iterator[tuple[tuple[int, int, bool], Future[Any]]]:
         """Yields the chunks of a part, some at a time: (first, how many, whether an earlier run had them)."""
         pieces = Pieces(str(self.path), self.file[part.name], part)
         for first, count in part.grid.tasks(part.stored_rows):
-            ready = self._ready(count)
+            ready = self.made.take(count)
             if ready is None:
                 yield (first, count, False), self.pool.submit(pieces.encoded, first, count)
             else:
                 done: Future[Any] = Future()
                 done.set_result(ready[0])
                 yield (first, count, ready[1]), done
-
-    def _ready(self, count: int) -> tuple[list[bytes], bool] | None:
-        """Returns the next chunks, and whether an earlier run made them; None unless all are there."""
-        numbers = range(self._number, self._number + count)
-        self._number += count
-        if self.others is not None and self._theirs is not None and numbers.stop > self._theirs:
-            self._theirs = None
-            found_by = (leftover(self.out, journal) for journal in self.others.join())
-            self.before += [one for one in found_by if one is not None]
-        found, earlier = [], True
-        for number in numbers:
-            had = next(((chunk, one) for one in self.before if (chunk := one.take(number)) is not None), None)
-            if had is None:
-                return None
-            found.append(had[0])
-            earlier = earlier and had[1] in self._earlier
-        return found, earlier
-
-    def _forget(self) -> None:
-        """Removes the leftovers of earlier runs: this run has written all."""
-        while self.before:
-            self.before.pop().discard()
 
     def _copy_userblock(self, path: Path) -> None:
         """Copies the user block, the bytes before HDF5's own."""

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import LayoutError
 from solar.io.channels.progress import awaited
-from solar.io.system import atomic_file
 from solar.values import is_unversioned, is_url
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
@@ -170,11 +169,14 @@ def check_table(view: mmap.mmap, key: bytes) -> Table:
 
 def keep(kept: Path, write: Callable[[BinaryIO], None]) -> None:
     """Writes a file of the cache, whole or not at all, and makes room for it."""
+    from solar.io.system import atomic_file
+
     folder = kept.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(folder.stat())
     with atomic_file.write_file(kept, sync=False) as file:
         write(file)
+    atomic_file.sweep(folder)
     _prune(folder)
 
 
@@ -199,8 +201,7 @@ def store_table(kept: Path, key: bytes, table: Table) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Removes files of crashed writers, and the least recently used files until the folder is small enough."""
-    atomic_file.sweep(folder)
+    """Removes the least recently used files until the folder is small enough."""
     sizes = []
     for path in (one for one in folder.iterdir() if one.suffix in KEPT_SUFFIXES):
         facts = path.lstat()

@@ -22,7 +22,7 @@ from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, chunk_arrays, running
 from solar.io.hdf5.datatype import dtype_of, forms_of
 from solar.io.hdf5.groups import alike_rows, is_pattern
-from solar.io.hdf5.paths import Paths, files_of, hint, is_zarr, list_names, naming_writers, nearest
+from solar.io.hdf5.paths import Paths, files_of, hint, is_zarr, list_names, naming_stores, naming_writers, nearest
 from solar.io.hdf5.virtual import Made, check_group, join_stretches, left_to_libhdf5, parts_of_stretches, resolved
 from solar.values import Layout
 
@@ -142,7 +142,8 @@ def read_layouts(files: list[str], names: list[str] | None, samples: Samples, ca
         for problem in found.problems:
             log.warning("%s: %s", files[0], problem)
         return list(found.layouts.values())
-    layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
+    with naming_stores(files):
+        layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
     check_counts(layouts)
     return layouts
 
@@ -165,7 +166,7 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
         from solar.io.hdf5.zarr_layouts import survey_stores  # only where there is a Zarr store
 
         return Survey(survey_stores(files, cache), [], {})
-    with naming_writers(files):
+    with naming_writers(files), naming_stores(files):
         first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]
     if first["linked"]:

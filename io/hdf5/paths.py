@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from itertools import islice
 
 from solar.errors import LayoutError, ReadError
-from solar.io.remote.fetch import as_read_error, ready
-from solar.io.remote.location import HUB, at_commit, folders_in, listed, place_of
-from solar.io.system.identity import is_zarr_folder
-from solar.values import UNVERSIONED, is_url
+from solar.io.remote.location import HUB, at_commit, can_list, folders_in, listed, place_of, ready
+from solar.io.system.identity import ZARR_MARKS, is_zarr_folder
+from solar.values import is_url
 
 SUGGESTIONS = 3  # suggestions at most
 LOOKED_AT = 10_000  # paths compared at most
@@ -107,6 +106,7 @@ def locked_by_writer(file: str) -> bool:
 # ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207, PTH208
 
 
+ZARR_SUFFIXES = (".zarr", ".zip", ".json")  # of stores, and of references to chunks
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 
 Path = str | os.PathLike[str]
@@ -129,11 +129,49 @@ def files_of(path: Paths) -> list[str]:
 
 def is_zarr(file: str) -> bool:
     """Returns whether what `files_of` gives is a Zarr store: a folder, a zip file, or references to chunks."""
-    if file.endswith((".zip", ".json")):
+    if file.endswith((".zip", ".json")) or without_mark(file) != file:
         return True
     if not is_url(file):
         return os.path.isdir(file)
     return any(part.endswith(".zarr") for part in file.split("/")[3:]) and not file.lower().endswith(SUFFIXES)
+
+
+def without_mark(file: str) -> str:
+    """Returns the store whose metadata a path or a URL names; any other is returned as it is.
+
+    >>> without_mark("https://example.org/scan/zarr.json"), without_mark("scan.zarr")
+    ('https://example.org/scan', 'scan.zarr')
+    """
+    above, _, name = file.rpartition("/")
+    return above if name in ZARR_MARKS else file
+
+
+@contextmanager
+def naming_stores(files: Sequence[str]) -> Iterator[None]:
+    """Says of a URL that cannot be read as HDF5 that there is a Zarr store, if there is one."""
+    try:
+        yield
+    except (LayoutError, ReadError) as error:
+        url = files[0].rstrip("/")
+        if not is_url(url) or url.startswith(HUB) or is_zarr(url) or url.lower().endswith(SUFFIXES):
+            raise
+        mark = next((mark for mark in ZARR_MARKS if _is_there(f"{url}/{mark}")), "")
+        if not mark or url not in str(error):
+            raise
+        raise LayoutError(
+            f"{url}: there is a Zarr store, whose name does not end in .zarr, as it would have to: give {url}/{mark}"
+        ) from None
+
+
+def _is_there(url: str) -> bool:
+    from solar.io.remote.fetch import as_read_error, identity  # only where a URL cannot be read
+
+    try:
+        with as_read_error(url):
+            identity(url)
+    except ReadError as error:
+        return error.errno == errno.ENOTSUP  # it has no mark of its version
+    return True
 
 
 def _files_of_one(path: str) -> list[str]:
@@ -141,6 +179,8 @@ def _files_of_one(path: str) -> list[str]:
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
     if is_url(path):
         return _files_of_url(path)
+    if os.path.lexists(path) and without_mark(path) != path and is_zarr_folder(without_mark(path)):
+        path = without_mark(path)
     if os.path.isdir(path):
         try:
             names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
@@ -161,12 +201,12 @@ def _files_of_one(path: str) -> list[str]:
 
 
 def _meant(path: str) -> str:
-    """Suggests HDF5 files with a similar name beside a missing one; or says that its folder is missing, too."""
+    """Suggests HDF5 files and Zarr stores with a similar name beside a missing one; or says that there is no folder."""
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as beside:
             names = (one.name for one in islice(beside, LOOKED_AT))
-            found = nearest(name, (name for name in names if name.lower().endswith(SUFFIXES)))
+            found = nearest(name, (name for name in names if name.lower().endswith((*SUFFIXES, *ZARR_SUFFIXES))))
     except FileNotFoundError:
         return f", nor is there a folder {folder}"
     except OSError:  # it may not be looked into
@@ -175,28 +215,32 @@ def _meant(path: str) -> str:
 
 
 def _files_of_url(url: str) -> list[str]:
-    if url.endswith(".zip"):
-        raise LayoutError(
-            f"{url}: a zip file with a Zarr store is not read by URL: copy it to a local disk, or unpack it there"
-        )
-    if is_zarr(url):
+    if is_zarr(url) and not url.endswith(".zip"):
         if url.startswith(HUB):
-            raise LayoutError(f"{url}: Zarr stores on the Hugging Face Hub are not read: copy it to a local disk")
+            raise LayoutError(
+                f"{url}: of Zarr stores on the Hugging Face Hub only zip files are read: make one of the store (its "
+                "name ends in .zip, its files are not compressed), or copy the store to a local disk"
+            )
         url = url.rstrip("/")
-    pattern = glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http")
+    pattern = glob.has_magic(url) and can_list(url)
     several = url.endswith("/") or pattern
     place_of(url)
     ready([url])
     url = at_commit(url)
-    if pattern and is_zarr(url) and not url.endswith(".json"):
+    if pattern and is_zarr(url) and not url.endswith((".json", ".zip")):
         return _stores_that_match(url)
-    return listed(url, SUFFIXES) if several else [url]
+    if not several:
+        return [url]
+    with naming_stores([url]):
+        return listed(url, SUFFIXES)
 
 
 def _stores_that_match(url: str) -> list[str]:
     folder, _, name = url.rpartition("/")
     if glob.has_magic(folder):
         raise LayoutError(f"{url}: of stores only the last name may be a pattern")
+    from solar.io.remote.fetch import as_read_error
+
     with as_read_error(url):
         found = [f"{folder}/{one}" for one in folders_in(folder) if fnmatch.fnmatchcase(one, name)]
     if not found:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io.hdf5 import external_files
 from solar.io.hdf5.chunk_index import UNDEFINED, Folder, Table, chunk_table, joined_tables, running
 from solar.io.hdf5.datatype import dtype_of
 from solar.io.remote.location import sibling
@@ -168,6 +167,8 @@ def of_raw_files(file: str, dataset: _native.Dataset, external: list[tuple[str, 
 
 def raw_file_identity(file: str, name: str) -> tuple[str, dict[str, int]]:
     """Returns the path of a raw file, and its identity. Raises LayoutError if this file must not refer to it."""
+    from solar.io.hdf5 import external_files
+
     try:
         path = os.path.abspath(
             external_files.raw_file(file, name)

@@ -37,6 +37,11 @@ READ_CODECS = (
     "solar reads transpose, bytes, gzip, zstd, blosc, crc32c and sharding_indexed: write the array again with these"
 )
 READ_COMPRESSORS = "solar reads shuffle, fletcher32, zlib, gzip, zstd and blosc: write the array again with these"
+READ_TYPES = (
+    "of Zarr solar reads booleans, integers, floats and complex numbers. Store text as numbers, such as those of its "
+    "classes, and each column of a structure as an array"
+)
+LONGEST_TYPE = 40  # characters of the name of a type in a message
 
 Order = Literal["<", ">"]  # of the bytes of a number
 
@@ -107,6 +112,18 @@ def _refuse(where: str, what: str) -> NoReturn:
     raise LayoutError(f"{where}: {what}")
 
 
+def _type_in_words(type_: Any) -> str:
+    """Returns the name of a type that is not read: of text, of a structure, or of an extension.
+
+    >>> _type_in_words({"name": "fixed_length_utf32", "configuration": {}}), _type_in_words([["a", "<f4"]])
+    ("'fixed_length_utf32'", 'a structure')
+    """
+    if isinstance(type_, list):
+        return "a structure"
+    name = type_.get("name") if isinstance(type_, dict) else type_
+    return repr(name) if isinstance(name, str) and len(name) <= LONGEST_TYPE else "none that is known"
+
+
 def _sizes(value: Any, least: int, where: str, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MOST_AXES or not all(_is_integer(one, least) for one in value):
         _refuse(where, f"{what} is no list of at most {MOST_AXES} integers from {least} on")
@@ -138,7 +155,7 @@ def _of_version_3(node: dict[str, Any], where: str) -> ZarrArray:
     shape = _sizes(node.get("shape"), 0, where, "shape")
     type_ = node.get("data_type")
     if not isinstance(type_, str) or type_ not in ZARR_TYPES:
-        _refuse(where, f"its data type {type_!r:.60} is not among {', '.join(ZARR_TYPES)}")
+        _refuse(where, f"its data type is {_type_in_words(type_)}: {READ_TYPES}")
     grid, facts = _named(node.get("chunk_grid"), where, "chunk_grid")
     if grid != "regular":
         _refuse(where, f"its chunk grid {grid!r:.60} is not regular")
@@ -272,7 +289,7 @@ def _of_version_2(node: dict[str, Any], where: str) -> ZarrArray:
     chunk = _sizes(node.get("chunks"), 1, where, "chunks")
     type_ = node.get("dtype")
     if not isinstance(type_, str) or not re.fullmatch(r"[<>|](b1|[iu][1248]|f[248]|c(8|16))", type_):
-        _refuse(where, f"its dtype {type_!r:.60} is none of numbers or booleans, which alone solar reads of Zarr")
+        _refuse(where, f"its dtype is {_type_in_words(type_)}: {READ_TYPES}")
     written = node.get("filters") or []
     if not isinstance(written, list) or len(written) > MOST_FILTERS:
         _refuse(where, f"its filters are no list of at most {MOST_FILTERS}")

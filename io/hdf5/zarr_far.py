@@ -14,8 +14,11 @@ from urllib.parse import quote
 from solar import _native
 from solar.errors import LayoutError, ReadError
 from solar.io.channels.progress import awaited
+from solar.io.hdf5.paths import LISTED, nearest, without_mark
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
 from solar.io.hdf5.zarr_stores import (
+    FAR_THREADS,
+    MOST_LOOKED_FOR,
     MOST_METADATA,
     Facts,
     StoredCells,
@@ -25,11 +28,8 @@ from solar.io.hdf5.zarr_stores import (
     place_of_key,
 )
 from solar.io.remote.fetch import as_read_error, fetched_whole, object_identity
-from solar.io.remote.location import folders_in, objects_below
-from solar.values import UNVERSIONED
+from solar.io.remote.location import can_list, folders_in, objects_below
 
-FAR_THREADS = 64  # requests at a time
-MOST_LOOKED_FOR = 10_000  # objects of a server that lists none
 MOST_LISTED = 20_000_000  # objects: each takes some hundred bytes of memory
 NOT_LISTED = "a web server does not tell what lies there"
 
@@ -40,13 +40,14 @@ class FarStore:
     """A store whose keys are the names of objects below a URL."""
 
     def __init__(self, path: str) -> None:
-        self.path = path.rstrip("/")
-        self._lists = not path.removeprefix(UNVERSIONED).startswith("http")
+        self.path = path
+        self._root = without_mark(path).rstrip("/")
+        self._lists = can_list(path)
         self._fetched: dict[str, tuple[Node, Facts] | None] = {}  # objects of metadata, and those that are not there
 
     def place(self, key: str) -> str:
         """Returns the URL of a key."""
-        return f"{self.path}/{quote(key)}"
+        return f"{self._root}/{quote(key)}"
 
     def node(self, key: str) -> Node | None:
         """Returns some metadata; None where there is none. What is consolidated is as good as the store's own."""
@@ -99,6 +100,19 @@ class FarStore:
             raise LayoutError(f"{url}: {NOT_LISTED}: consolidate the store's metadata, or name its arrays")
         with as_read_error(url):
             return folders_in(url)
+
+    def beside(self) -> str:
+        """Says what may have been meant by a URL at which there is no store."""
+        if not self._lists:
+            return f"{NOT_LISTED}, so look at the URL again"
+        above, _, name = self._root.rpartition("/")
+        with as_read_error(above):
+            folders = folders_in(above)
+        found = nearest(name, folders)
+        if found:
+            return f"did you mean {' or '.join(f'{above}/{one}' for one in found)}?"
+        more = f" and {len(folders) - LISTED:,} more" if len(folders) > LISTED else ""
+        return f"{above} has {', '.join(folders[:LISTED]) or 'no folders'}{more}"
 
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
         """Returns the objects of an array's chunks."""

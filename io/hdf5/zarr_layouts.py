@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,12 +16,11 @@ from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, running
-from solar.io.hdf5.paths import hint, is_zarr
+from solar.io.hdf5.paths import hint, is_zarr, without_mark
 from solar.io.hdf5.zarr_arrays import ZarrArray, array_of_node
-from solar.io.hdf5.zarr_far import FAR_THREADS, FarStore
+from solar.io.hdf5.zarr_far import FarStore
 from solar.io.hdf5.zarr_references import ReferenceStore
-from solar.io.hdf5.zarr_stores import Facts, FolderStore, StoredCells, ZipStore, open_at_once
-from solar.io.remote.fetch import as_read_error, fetched
+from solar.io.hdf5.zarr_stores import FAR_THREADS, Facts, FolderStore, StoredCells, ZipStore, bytes_at
 from solar.io.system.identity import ZARR_MARKS
 from solar.values import Filter, Form, Layout, is_url
 
@@ -36,11 +35,11 @@ Store = FolderStore | ZipStore | FarStore | ReferenceStore
 
 def store_at(path: str, cache: Folder) -> Store:
     """Returns the store at a path, or at a URL."""
-    if path.endswith(".json"):
+    if path.endswith(".json") and without_mark(path) == path:
         return ReferenceStore(path, cache)
-    if is_url(path):
-        return FarStore(path)
-    return ZipStore(path) if path.endswith(".zip") else FolderStore(path)
+    if path.endswith(".zip"):
+        return ZipStore(path)
+    return FarStore(path) if is_url(path) else FolderStore(path)
 
 
 # --- arrays and groups ----
@@ -63,6 +62,22 @@ def _metadata_of(store: Store, key: str) -> tuple[str, dict[str, Any] | None]:
             raise LayoutError(f"{store.place(above + mark)}: it is of another version of Zarr than its name says")
         return above + mark, node
     return "", None
+
+
+def _check_there(store: Store) -> None:
+    """Raises LayoutError if a store has no metadata at its root, so that it is none."""
+    if _metadata_of(store, "")[0]:
+        return
+    meant = ""
+    with suppress(SolarError):
+        if isinstance(store, FarStore):
+            meant = f"; {store.beside()}"
+        elif inside := [name for name in store.names("") if _metadata_of(store, name)[0]]:
+            meant = f"; what is there lies in its folder {inside[0]}"
+    raise LayoutError(
+        f"{store.path}: there is no Zarr store: asked for {', '.join(ZARR_MARKS[:-1])} and {ZARR_MARKS[-1]}, and found "
+        f"none{meant}"
+    )
 
 
 def _array_keys(store: Store) -> Iterator[tuple[str, LayoutError | None]]:
@@ -97,6 +112,8 @@ def _array_in(store: Store, name: str) -> tuple[ZarrArray, StoredCells]:
     key = _key_of(store, name)
     metadata, node = _metadata_of(store, key)
     if node is None:
+        if not metadata:
+            _check_there(store)
         what = "it is a group, not an array" if metadata else "there is no such array"
         raise LayoutError(f"{store.path}: {name}: {what}{_hint_in(store, name)}")
     array = array_of_node(node, store.place(metadata))
@@ -110,8 +127,8 @@ def _hint_in(store: Store, name: str) -> str:
     """Suggests names of arrays; empty where the store does not tell what it has."""
     try:
         shapes = {f"/{one}": () for one, error in islice(_array_keys(store), MOST_HINTED) if error is None}
-    except SolarError:
-        return ""
+    except SolarError as error:
+        return f", and its names cannot be told: {str(error).removeprefix(f'{store.path}: ')}"
     return f"; {hint(name, shapes, store.path)}"
 
 
@@ -130,6 +147,8 @@ def _stores_at(paths: Sequence[str], cache: Folder) -> list[Store]:
 def survey_stores(paths: Sequence[str], cache: Folder) -> dict[str, Layout]:
     """Returns the Layout of every array of the first store, in all of them; one that cannot be read says why."""
     found, stores = {}, _stores_at(paths, cache)
+    for store in stores:
+        _check_there(store)
     for key, problem in _array_keys(stores[0]):
         name = f"/{key}"
         try:
@@ -269,24 +288,12 @@ def shard_index(file: tuple[str, Facts], begin: int, nbytes: int, chunks: int, a
     size = decoded + 4 * len(shards.filters)
     if size > nbytes:
         raise LayoutError(f"{path}: this shard of {nbytes:,} bytes is shorter than its index of {size:,} bytes")
-    stored = _bytes_at(file, begin + (nbytes - size if shards.at_end else 0), size)
+    stored = bytes_at(file, begin + (nbytes - size if shards.at_end else 0), size)
     try:
         found = _native.decode([_as_native(one) for one in shards.filters], 1, decoded, 0, stored)
     except SolarError as error:
         raise LayoutError(f"{path}: the index of this shard is damaged: {error}") from None
     return np.frombuffer(found, f"{shards.order}u8").astype(np.uint64).reshape(chunks, 2)
-
-
-def _bytes_at(file: tuple[str, Facts], offset: int, nbytes: int) -> bytes:
-    path, was = file
-    if is_url(path):
-        with as_read_error(path):
-            return bytes(fetched(path, offset, nbytes, was))
-    try:
-        with open(path, "rb", opener=open_at_once) as opened:
-            return os.pread(opened.fileno(), nbytes, offset)
-    except OSError as error:
-        raise ReadError(error.errno, error.strerror, path) from None
 
 
 def _as_native(one: Filter) -> tuple[int, int, list[int]]:

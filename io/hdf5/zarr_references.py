@@ -26,8 +26,8 @@ from solar.errors import LayoutError, ReadError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.chunk_index import Folder, default_folder, keep, quietly
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
-from solar.io.hdf5.zarr_far import FAR_THREADS
 from solar.io.hdf5.zarr_stores import (
+    FAR_THREADS,
     Facts,
     StoredCells,
     facts_of,
@@ -37,8 +37,8 @@ from solar.io.hdf5.zarr_stores import (
     place_of_key,
     text_of_file,
 )
-from solar.io.remote.fetch import as_read_error, fetched_whole, ready
-from solar.io.remote.location import place_of, sibling
+from solar.io.remote.fetch import as_read_error, fetched_whole
+from solar.io.remote.location import place_of, ready, sibling
 from solar.values import is_unversioned, is_url
 
 MOST_REFERENCES = 256 << 20  # bytes of a reference file: some millions of chunks

@@ -1,4 +1,4 @@
-"""Zarr stores on this machine, folders and zip files: their metadata, and where the chunks of an array lie.
+"""Zarr stores in folders of this machine and in zip files: their metadata, and where the chunks of an array lie.
 
 A store comes from anywhere. Only plain files in its folder are read, wherever links lead, and every place is compared
 with the size of its file.
@@ -6,12 +6,14 @@ with the size of its file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
 import zipfile
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,8 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError, ReadError
 from solar.io.channels.progress import awaited
 from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
+from solar.io.remote.fetch import as_read_error, fetched, identity
+from solar.values import is_url
 
 # There may be millions of files, and making a Path takes as long as a stat of its file.
 # ruff: noqa: PTH112, PTH116, PTH118
@@ -27,6 +31,11 @@ from solar.io.hdf5.zarr_arrays import ZarrArray, node_of
 AFTER_SLASH = "0"  # the next letter: what lies in a folder is before that, when it is sorted
 MOST_METADATA = 16 << 20  # bytes of the metadata of one array or group
 ZIP_LOCAL, ZIP_LOCAL_NBYTES = b"PK\x03\x04", 30
+MOST_DIRECTORY = 256 << 20  # bytes of what a zip file says of its members
+ZIP_END_NBYTES = 64 << 10  # of a far zip file, fetched first: a small directory lies there
+ZIP_NEAR_NBYTES = 256 << 10  # between heads of members of a far zip file, that are read along rather than asked anew
+FAR_THREADS = 64  # requests at a time
+MOST_LOOKED_FOR = 10_000  # requests to find the chunks of an array
 
 Facts = tuple[int, int, int, int]  # bytes, mtime_ns, inode, ctime_ns of a file
 
@@ -152,6 +161,19 @@ class FolderStore:
                         folders.append((entry.path, (*above, number)))
 
 
+def bytes_at(file: tuple[str, Facts], offset: int, nbytes: int) -> bytes:
+    """Returns some bytes of a file of this machine, or of an object that is still the one with these facts."""
+    path, was = file
+    if is_url(path):
+        with as_read_error(path):
+            return bytes(fetched(path, offset, nbytes, was))
+    try:
+        with open(path, "rb", opener=open_at_once) as opened:
+            return os.pread(opened.fileno(), nbytes, offset)
+    except OSError as error:
+        raise ReadError(error.errno, error.strerror, path) from None
+
+
 def text_of_file(path: str, most: int) -> bytes | None:
     """Returns what a file of this machine holds; None where there is none. LayoutError: it is none to be read."""
     try:
@@ -203,16 +225,55 @@ def names_below(names: Sequence[str], key: str) -> Sequence[str]:
     return names[bisect_left(names, f"{key}/") : bisect_left(names, f"{key}{AFTER_SLASH}")] if key else names
 
 
+class _ZipDirectory:
+    """What zipfile reads of a zip file: the directory at its end, of which that of a far one comes by two requests."""
+
+    def __init__(self, file: tuple[str, Facts]) -> None:
+        self._file, self._nbytes, self._at = file, file[1][0], 0
+        self._end_at = max(0, self._nbytes - ZIP_END_NBYTES)
+        self._end = self._fetch(self._end_at, self._nbytes)
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._nbytes}[whence]
+        if self._at < 0:
+            raise OSError(errno.EINVAL, "it is too short")  # zipfile goes on, as of any file
+        return self._at
+
+    def read(self, nbytes: int = -1) -> bytes:
+        end = self._nbytes if nbytes < 0 else min(self._at + nbytes, self._nbytes)
+        if end - self._at > MOST_DIRECTORY:
+            raise zipfile.BadZipFile(f"its directory has more than {MOST_DIRECTORY:,} bytes")
+        begin, self._at = self._at, max(self._at, end)
+        if begin >= self._end_at:
+            return self._end[begin - self._end_at : max(0, end - self._end_at)]
+        return self._fetch(begin, end)
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        return bytes_at(self._file, begin, end - begin) if end > begin else b""
+
+
 class ZipStore:
     """A store whose keys are the names of what a zip file holds, not compressed, as Zarr writes them."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path, self._far = path, is_url(path)
         try:
-            with open(path, "rb") as file, zipfile.ZipFile(file) as members:  # noqa: PTH123
-                self._facts = facts_of(os.fstat(file.fileno()))
+            if self._far:
+                with as_read_error(path):
+                    self._facts = identity(path)
+            else:
+                self._facts = facts_of(os.stat(path))
+            with zipfile.ZipFile(_ZipDirectory((path, self._facts))) as members:
                 self._members = {name: one for name, one in members.NameToInfo.items() if not name.endswith("/")}
                 self._names = sorted(self._members)
+        except ReadError:
+            raise
         except OSError as error:
             raise ReadError(error.errno, error.strerror, path) from None
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, RuntimeError) as error:
@@ -222,24 +283,54 @@ class ZipStore:
         """Returns the name of a key in messages."""
         return f"{self.path}: {key}"
 
-    def _extent(self, file: int, key: str, member: zipfile.ZipInfo) -> tuple[int, int]:
-        """Returns where the bytes of a member begin, and how many there are."""
-        if (
-            member.compress_type != zipfile.ZIP_STORED
-            or member.flag_bits & 1
-            or member.compress_size != member.file_size
-        ):
+    def _extents(self, keys: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns where the bytes of members begin, and how many there are. Their heads say how long these are."""
+        members = [self._members[key] for key in keys]
+        for key, member in zip(keys, members, strict=True):
+            stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
+            if not stored or member.compress_size != member.file_size:
+                raise LayoutError(
+                    f"{self.place(key)}: it is compressed by zip, or encrypted: make the zip file without that, "
+                    "as zarr.storage.ZipStore does"
+                )
+            if not 0 <= member.header_offset <= self._facts[0] - ZIP_LOCAL_NBYTES:
+                raise LayoutError(f"{self.place(key)}: it leaves the zip file")
+        heads = self._heads({member.header_offset for member in members})
+        found = []
+        for key, member in zip(keys, members, strict=True):
+            head = heads[member.header_offset]
+            if len(head) < ZIP_LOCAL_NBYTES or head[:4] != ZIP_LOCAL:
+                raise LayoutError(f"{self.place(key)}: the zip file is damaged there")
+            offset = member.header_offset + ZIP_LOCAL_NBYTES + sum(struct.unpack_from("<HH", head, 26))
+            if offset + member.file_size > self._facts[0]:
+                raise LayoutError(f"{self.place(key)}: it leaves the zip file")
+            found.append((offset, member.file_size))
+        return found
+
+    def _heads(self, offsets: Iterable[int]) -> dict[int, bytes]:
+        """Returns the heads of members at these offsets. One request brings those that lie near each other."""
+        if not self._far:
+            with open(self.path, "rb", opener=open_at_once) as file:
+                return {offset: os.pread(file.fileno(), ZIP_LOCAL_NBYTES, offset) for offset in offsets}
+        groups: list[list[int]] = []
+        for offset in sorted(offsets):
+            if groups and offset - groups[-1][0] <= ZIP_NEAR_NBYTES:
+                groups[-1].append(offset)
+            else:
+                groups.append([offset])
+        if len(groups) > MOST_LOOKED_FOR:
             raise LayoutError(
-                f"{self.place(key)}: it is compressed by zip, or encrypted: make the zip file without that, "
-                "as zarr.storage.ZipStore does"
+                f"{self.path}: to ask for the head of each of {len(groups):,} chunks would take too long: write the "
+                "array in shards, or copy the file to a local disk"
             )
-        head = os.pread(file, ZIP_LOCAL_NBYTES, member.header_offset) if member.header_offset >= 0 else b""
-        if len(head) < ZIP_LOCAL_NBYTES or head[:4] != ZIP_LOCAL:
-            raise LayoutError(f"{self.place(key)}: the zip file is damaged there")
-        offset = member.header_offset + ZIP_LOCAL_NBYTES + sum(struct.unpack_from("<HH", head, 26))
-        if offset + member.file_size > self._facts[0]:
-            raise LayoutError(f"{self.place(key)}: it leaves the zip file")
-        return offset, member.file_size
+
+        def fetch(group: list[int]) -> dict[int, bytes]:
+            nbytes = group[-1] + ZIP_LOCAL_NBYTES - group[0]
+            some = bytes_at((self.path, self._facts), group[0], nbytes)
+            return {one: some[one - group[0] :][:ZIP_LOCAL_NBYTES] for one in group}
+
+        with ThreadPoolExecutor(FAR_THREADS) as threads:
+            return {offset: head for heads in threads.map(fetch, groups) for offset, head in heads.items()}
 
     def node(self, key: str) -> dict[str, Any] | None:
         """Returns some metadata; None where there is none."""
@@ -247,9 +338,8 @@ class ZipStore:
             return None
         if member.file_size > MOST_METADATA:
             raise LayoutError(f"{self.place(key)}: it has more than {MOST_METADATA:,} bytes")
-        with open(self.path, "rb") as file:  # noqa: PTH123
-            offset, nbytes = self._extent(file.fileno(), key, member)
-            return node_of(os.pread(file.fileno(), nbytes, offset), self.place(key))
+        ((offset, nbytes),) = self._extents([key])
+        return node_of(bytes_at((self.path, self._facts), offset, nbytes) if nbytes else b"", self.place(key))
 
     def names(self, key: str) -> list[str]:
         """Returns the folders in that of a group."""
@@ -258,12 +348,12 @@ class ZipStore:
     def cells(self, key: str, array: ZarrArray, metadata: str) -> StoredCells:
         """Returns the places of an array's chunks in the zip file."""
         above, grid = f"{key}/" if key else "", grid_of(array)
-        places, extents = [], []
-        with open(self.path, "rb") as file:  # noqa: PTH123
-            for name in names_below(self._names, key):
-                if (place := place_of_key(name[len(above) :], array, grid)) is not None:
-                    places.append(place)
-                    extents.append(self._extent(file.fileno(), name, self._members[name]))
-        offset, nbytes = np.array(extents, np.uint64).reshape(-1, 2).T
+        places, names = [], []
+        for name in names_below(self._names, key):
+            if (place := place_of_key(name[len(above) :], array, grid)) is not None:
+                places.append(place)
+                names.append(name)
+        with awaited(f"looking for the chunks of /{key}"):
+            offset, nbytes = np.array(self._extents(names), np.uint64).reshape(-1, 2).T
         at = np.array(places, np.int64).reshape(len(places), len(grid))
         return StoredCells(at, np.zeros(len(at), np.int32), offset, nbytes, [self.path], [self._facts])

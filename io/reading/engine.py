@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError, SolarError
 from solar.io.reading.encoded import CODES, behind_tables
-from solar.io.reading.stage import Tier, staged
-from solar.io.remote.fetch import ready
+from solar.io.remote.location import ready
 from solar.io.system import lifecycle
 from solar.io.system import memory as machine
 from solar.io.system.cores import THREADS_LIMIT, THREADS_VARIABLE, reading_threads
 from solar.values import Form, Layout
+
+if TYPE_CHECKING:
+    from solar.io.reading.stage import Tier
 
 log = logging.getLogger("solar")
 
@@ -224,7 +226,11 @@ def source_of(
         unit,
         layout.chunk_file,
     )
-    return source if tier is None else staged(source, layout, tier)
+    if tier is None:
+        return source
+    from solar.io.reading.stage import staged
+
+    return staged(source, layout, tier)
 
 
 def dataset_in_messages(layout: Layout) -> str:

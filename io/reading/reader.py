@@ -21,7 +21,6 @@ from solar.io.hdf5.layouts import inspect
 from solar.io.hdf5.paths import Paths
 from solar.io.reading.engine import Ticket, source_of, source_of_part
 from solar.io.reading.engine import bypassed_share as bypassed_share
-from solar.io.reading.stage import Tier
 from solar.io.system import lifecycle
 from solar.io.system import memory as machine
 from solar.io.system.identity import unchanged
@@ -36,6 +35,7 @@ from solar.values import Layout
 if TYPE_CHECKING:
     from solar.io.hdf5 import mpio
     from solar.io.hdf5.guarded_reader import SlowRead
+    from solar.io.reading.stage import Tier
 
 KEPT, KEPT_NBYTES = 32, 64 << 20  # datasets, and bytes of their chunk arrays; the last one is kept in any case
 

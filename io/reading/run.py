@@ -54,6 +54,43 @@ class Run(Protocol):
     def drop(self) -> None: ...
 
 
+class ReceivedBatches:
+    """Batches that came from a run, or the errors in their place, by number, until they are let go."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, Any] = {}
+        self.number = 0  # of the batch that comes next
+        self.unwanted: set[int] = set()
+        self.released = 0  # batches that nobody will ask for again
+        self._came: deque[Any] = deque()  # received, not yet looked at
+        self._counting = threading.Lock()
+
+    def receive(self, run: _native.Run, seconds: float) -> None:
+        """Receives the next batch, if it comes within this time."""
+        try:
+            # In one statement: between two, Ctrl-C could lose the batch.
+            self._came.extend(map(run.take, (seconds,)))
+        except Exception as error:
+            self._came.append(error)
+        while self._came:
+            if self._came[0] is not None:
+                self.here[self.number] = self._came[0]
+                if self.number in self.unwanted:
+                    self.let_go(self.number)
+                self.number += 1
+            self._came.popleft()
+
+    def let_go(self, number: int) -> None:
+        """Releases a batch that was handed out."""
+        if self.here.pop(number, None) is not None:
+            self.passed()
+
+    def passed(self) -> None:
+        """Counts a batch that nobody will ask for again."""
+        with self._counting:
+            self.released += 1
+
+
 class Running:
     """Batches that a native Run makes, in order. Several threads may wait, each for a batch of its own."""
 
@@ -73,13 +110,7 @@ class Running:
         self.appended = 0  # batches
         self.rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
         self._several = any(one.extents is not None for one in self.rows)  # of which fields are read together
-        self.row_nbytes = [nbytes for one in self.rows for nbytes in one.parts_nbytes]  # of a sample of each field
-        self.released = 0  # batches that nobody will ask for again
-        self._taking, self._counting = threading.Lock(), threading.Lock()
-        self._came: deque[Any] = deque()  # received from the run, not yet looked at
-        self._here: dict[int, Any] = {}
-        self._unwanted: set[int] = set()
-        self._taken = 0
+        self._received, self._taking = ReceivedBatches(), threading.Lock()
         self._reclaim: Callable[[], Any] | None = None  # has whoever takes batches from the native run give it back
         self._node = node
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends, passed_on=passed_on)
@@ -87,6 +118,16 @@ class Running:
             assert one.source is not None, "the loader asks only for what is read directly"
             self._run.part(one.source, part.field, *held_natively(one, part))
         _live.add(self)
+
+    @property
+    def released(self) -> int:
+        """The number of batches that nobody will ask for again."""
+        return self._received.released
+
+    @property
+    def row_nbytes(self) -> list[int]:
+        """The bytes of a sample of each field."""
+        return [nbytes for one in self.rows for nbytes in one.parts_nbytes]
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: None = None) -> None:
         """Appends a stretch of batches with these numbers of samples. Nothing is exchanged, so there are no parcels."""
@@ -117,18 +158,19 @@ class Running:
 
     def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
         """Does what `wait` does, within this short time. Counts are in the order of COUNT_NAMES."""
-        if number not in self._here:
-            if number in self._unwanted:
+        here = self._received.here
+        if number not in here:
+            if number in self._received.unwanted:
                 raise RuntimeError("this batch was given up")
             if self._taking.acquire(timeout=nap):
                 try:
-                    if number not in self._here:
+                    if number not in here:
                         self._take(nap)
                 finally:
                     self._taking.release()
-            if number not in self._here:
+            if number not in here:
                 return None
-        came = self._here[number]
+        came = here[number]
         if isinstance(came, Exception):
             try:
                 raise came
@@ -147,13 +189,11 @@ class Running:
 
     def let_go(self, number: int) -> None:
         """Releases a batch that was handed out."""
-        if self._here.pop(number, None) is not None:
-            with self._counting:
-                self.released += 1
+        self._received.let_go(number)
 
     def forget(self, number: int) -> None:
         """Drops a batch that nobody will ask for, whether it is there or comes later."""
-        self._unwanted.add(number)
+        self._received.unwanted.add(number)
         self.let_go(number)
 
     def lend(self, number: int, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
@@ -162,29 +202,29 @@ class Running:
         `reclaim` is called when somebody else wants a batch: then `given_back` says what was taken.
         """
         with self._taking:
-            while (before := self._taken) < number:  # batches that nobody wants any more
+            while (before := self._received.number) < number:  # batches that nobody wants any more
                 self._take(seconds)
-                if self._taken == before:
+                if self._received.number == before:
                     return None
-            if self._taken != number or self._run is None:
+            if self._received.number != number or self._run is None:
                 raise RuntimeError("others have taken this batch from the run")
             self._reclaim = reclaim
             return self._run
 
     def take_back(self, handed: int, left: Iterable[Any], error: Exception | None) -> None:
         """Takes the native run back after `handed` batches were handed out. `left` were taken, but not handed out."""
-        self._taken += handed
+        received = self._received
+        received.number += handed
         for one in (*left, *([] if error is None else [error])):
-            self._here[self._taken] = one
-            self._taken += 1
+            received.here[received.number] = one
+            received.number += 1
         self._reclaim = None  # last: others take from it now
         if self._run is not None:
             self._run.retire()
 
     def passed(self) -> None:
         """Counts a batch that the borrower of the native run handed out."""
-        with self._counting:
-            self.released += 1
+        self._received.passed()
 
     def _take(self, seconds: float) -> None:
         run = self._run
@@ -193,23 +233,12 @@ class Running:
         if self._reclaim is not None:
             self._reclaim()
             return
-        try:
-            # In one statement: between two, Ctrl-C could lose the batch.
-            self._came.extend(map(run.take, (seconds,)))
-        except Exception as error:
-            self._came.append(error)
-        while self._came:
-            if self._came[0] is not None:
-                self._here[self._taken] = self._came[0]
-                if self._taken in self._unwanted:
-                    self.let_go(self._taken)
-                self._taken += 1
-            self._came.popleft()
+        self._received.receive(run, seconds)
 
     @property
     def broken(self) -> bool:
         """Whether the run failed as a whole, so that no further batch comes."""
-        return self._run is not None and self._taken > self._run.counts()["steps"]
+        return self._run is not None and self._received.number > self._run.counts()["steps"]
 
     def counts(self) -> dict[str, int]:
         """Returns what the run has read, held, and found in the buffer since it began."""

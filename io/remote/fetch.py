@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,10 +19,10 @@ import numpy as np
 
 from solar import _native
 from solar.errors import ReadError
-from solar.io.remote.location import HUB, place_of, printable_url, source_of, store_of
+from solar.io.remote.location import HUB, place_of, printable_url, ready, source_of, store_of
 from solar.io.system import lifecycle
 from solar.io.system.waiting import start_thread
-from solar.values import UNVERSIONED, is_unversioned, is_url
+from solar.values import UNVERSIONED, is_unversioned
 
 IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
 EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, times what the quickest takes
@@ -30,17 +30,15 @@ UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come,
 REPEATED_FOR = 30.0  # seconds from the first request for some bytes, after which no other one for them begins
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
 REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP, errno.EFBIG)  # of ours
+ROLE_OF_MACHINE = "http://169.254.169.254/"  # where the libraries of clouds ask for credentials at last
 LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
 
 Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
 
 
-def ready(paths: Iterable[str]) -> None:
-    """Starts the threads if one of the paths is a URL. Raises ReadError if that is impossible."""
-    url = next(filter(is_url, paths), None)
-    if url is not None:
-        place_of(url)
-        _Fetchers.get(url)
+def start_fetching(url: str) -> None:
+    """Starts the threads. Raises ReadError if that is impossible."""
+    _Fetchers.get(url)
 
 
 class _Fetchers:
@@ -238,6 +236,11 @@ def _refusal(error: BaseException) -> tuple[int, str]:
         return errno.ENOENT, "there is no such object"
     if isinstance(error, (library.PermissionDeniedError, library.UnauthenticatedError)):
         return errno.EACCES, f"the server refuses: look at the credentials (docs/remote.md): {said}"
+    if ROLE_OF_MACHINE in said:
+        return errno.EACCES, (
+            "no credentials were found, and the machine has no role that gives some: docs/remote.md says where they "
+            f"are looked for; AWS_SKIP_SIGNATURE=true reads public buckets: {said}"
+        )
     if isinstance(error, library.NotSupportedError):
         return errno.ENOTSUP, f"its server sends no parts of files: use one that does, or copy the file here: {said}"
     return errno.EREMOTEIO, said or type(error).__name__

@@ -246,15 +246,15 @@ def _answered(method: str, url: str, of: str) -> HubAnswer:
 def _refusal(answer: HubAnswer) -> tuple[int, str]:
     """Returns an error code and words for a refusal. Nothing of the answer's text is repeated."""
     code = answer.headers.get("X-Error-Code") or ""
-    has = "the token (HF_TOKEN)" if token() else "nobody without a token (set HF_TOKEN, or `hf auth login`)"
+    has = "is not for the token (HF_TOKEN)" if token() else "needs a token (set HF_TOKEN, or `hf auth login`)"
     known = {
-        "RepoNotFound": f"there is no such dataset on the hub, or it is private and not for {has}",
-        "GatedRepo": f"this dataset is gated and not for {has}: ask for access on its page",
+        "RepoNotFound": f"there is no such dataset on the hub, or it is private and {has}",
+        "GatedRepo": f"this dataset is gated and {has}: ask for access on its page",
         "RevisionNotFound": "this dataset has no such revision",
         "EntryNotFound": "there is no such file in this revision of the dataset",
     }
     if answer.status in (401, 403):
-        refused = f"the hub refuses: this dataset does not exist, or is not for {has}"
+        refused = f"the hub refuses: this dataset does not exist, or {has}"
         return errno.EACCES, known.get(code, refused) + " (docs/remote.md)"
     return errno.ENOENT if answer.status == 404 else errno.EREMOTEIO, known.get(
         code, "the hub has no such dataset, revision or file" if answer.status == 404

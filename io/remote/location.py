@@ -168,10 +168,15 @@ def _store_at(url: str, again: bool, authorization: str | None) -> Any:
     return make(url, client_options=options, retry_config={**RETRIES, "max_retries": 0} if again else RETRIES)
 
 
+def can_list(url: str) -> bool:
+    """Returns whether the store of a URL tells what lies there: a web server does not."""
+    return not url.removeprefix(UNVERSIONED).startswith("http")
+
+
 def listed(url: str, suffixes: Iterable[str]) -> list[str]:
     """Returns the URLs that a pattern or a folder (ending in a slash) means, sorted by their bytes."""
     root, path = place_of(url)
-    if root.startswith("http"):
+    if not can_list(url):
         raise LayoutError(f"{public(url)}: a web server does not tell what lies there: give a list of URLs")
     whole = path.endswith("/") or not path
     fixed = path if whole else re.split(r"[*?\[]", path)[0].rpartition("/")[0]
@@ -247,3 +252,13 @@ def printable_url(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
     return line if len(line) <= LONGEST_QUOTED else line[:LONGEST_QUOTED] + "..."
+
+
+def ready(paths: Iterable[str]) -> None:
+    """Starts the threads that fetch, if one of the paths is a URL. Raises ReadError if that is impossible."""
+    url = next(filter(is_url, paths), None)
+    if url is not None:
+        place_of(url)
+        from solar.io.remote.fetch import start_fetching
+
+        start_fetching(url)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.io.remote.fetch import ready
+from solar.io.remote.location import ready
 from solar.values import Layout
 
 ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")  # files with the metadata of an array or a group

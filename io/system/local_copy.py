@@ -13,8 +13,8 @@ from pathlib import Path
 
 from solar import _native
 from solar.errors import PlanError, SolarError
-from solar.io.remote.fetch import Identity, ready
-from solar.io.remote.location import at_commit
+from solar.io.remote.fetch import Identity
+from solar.io.remote.location import at_commit, ready
 from solar.io.system.quantities import size
 from solar.values import is_unversioned
 

@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError, renamed_arguments
-from solar.io.remote.fetch import fetched, identity, ready
+from solar.io.remote.fetch import fetched, identity
 from solar.io.remote.location import printable_url as in_public
+from solar.io.remote.location import ready
+from solar.io.system.identity import is_zarr_folder
 from solar.io.system.profile import Profile, Rate, file_system, fit_storage, merge_rates
 from solar.io.system.waiting import GLANCE, until
 from solar.values import is_url
@@ -64,6 +66,7 @@ def probe(
     with contextlib.ExitStack() as after:
         file = os.fspath(path)
         if Path(file).is_dir():
+            file = beside_stores(file)
             progress(f"writing a temporary file of {nbytes:,} bytes in {file}")
             file = after.enter_context(temporary_file(file, nbytes))
         measured = _File.of(file)
@@ -90,6 +93,21 @@ def load_average() -> float | None:
 
 def no_lines(line: str) -> None:
     pass
+
+
+def beside_stores(folder: str) -> str:
+    """Returns the folder, or that in which the Zarr store lies of which it is a part: a store holds nothing else."""
+    real = Path(os.path.realpath(folder))
+    stores = [one for one in (real, *real.parents) if is_zarr_folder(one)]
+    if not stores:
+        return folder
+    beside = stores[-1].parent
+    if beside.stat().st_dev != real.stat().st_dev:
+        raise PlanError(
+            f"{folder}: nothing is written into a Zarr store, and what lies beside it is another file system: give a "
+            "large file of the store"
+        )
+    return str(beside)
 
 
 @contextlib.contextmanager

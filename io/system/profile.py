@@ -19,7 +19,7 @@ from typing import Any
 
 from solar.errors import PlanError
 from solar.io.remote.location import place_of
-from solar.io.system import atomic_file, quantities
+from solar.io.system import quantities
 from solar.values import Layout, Storage, is_url
 
 PROFILE_VERSION = 1
@@ -248,6 +248,8 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     }
     facts |= {**numbers(profile.storage), "load": profile.load, "cores": profile.cores}
     facts |= {"rounds": [numbers(one) for one in profile.rounds], "rates": [asdict(one) for one in profile.rates]}
+    from solar.io.system import atomic_file  # few write one
+
     text = json.dumps(facts, indent=1)
     target = Path(path)
     try:

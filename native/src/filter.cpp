@@ -13,6 +13,7 @@
 namespace solar {
 namespace {
 
+// A filter that is decoded natively is added here, and in names, problem, bound if it keeps the size, and undo.
 enum Id : std::uint16_t {
   deflate = 1,
   shuffle = 2,

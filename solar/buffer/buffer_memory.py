@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, get_args
 
 from solar.buffer import buffer_size as sizing
 from solar.buffer.buffer_size import GivenStorage
@@ -57,6 +57,8 @@ class BufferOptions(NamedTuple):
     ) -> BufferOptions:
         """Returns the arguments of a DataLoader. Raises PlanError, TypeError or ValueError if they are impossible."""
         check_exchange(exchange, balance)
+        if not isinstance(epochs, SupportsIndex | None):
+            raise TypeError(f"epochs={epochs!r:.60}: it is a whole number, or None where nobody knows")
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
         nbytes = sizing.requested_bytes(buffer)

@@ -44,6 +44,20 @@ ORDERS_KEPT = 4  # epochs whose order is kept
 
 
 @dataclass(frozen=True)
+class SampleDraw:
+    """How samples are drawn, by one training or by several side by side."""
+
+    weights: NDArray[np.float64] | None = field(default=None, compare=False)  # None: shuffled
+    chosen: NDArray[np.int64] | None = field(default=None, compare=False)  # the samples there are; None: all
+    mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
+    first: int = 0  # the number of the data set's first sample among those of all sources
+    by: EpochOrder | None = field(default=None, compare=False)  # a mixed order of blocks; None: an exact shuffle
+    jobs: int = 1  # such trainings side by side, the next with the next seed
+    common: bool = False  # all with the same one
+    study: tuple[int, float] | None = None  # what they have in common: its number, and the share of its stretches
+
+
+@dataclass(frozen=True)
 class PlannedData:
     """One question: a field of which data, on what machine, for what training."""
 
@@ -56,32 +70,27 @@ class PlannedData:
     seed: int
     epochs: int
     scratch: int = 0  # the least memory that a read takes beside the buffer
-    weights: NDArray[np.float64] | None = field(
-        default=None, compare=False
-    )  # by which samples are drawn; None: shuffled
     extents: HeldMap | None = None  # None: samples are rows
-    chosen: NDArray[np.int64] | None = field(default=None, compare=False)  # the samples there are; None: all
-    mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
-    first: int = 0  # the number of its first sample among those of all sources
     packing: RowPacking | None = None  # how a buffer may hold its rows encoded
-    jobs: int = 1  # such trainings side by side, the next with the next seed
-    common: bool = False  # all with the same one
-    study: tuple[int, float] | None = None  # what they have in common: its number, and the share of its stretches
-    by: EpochOrder | None = field(default=None, compare=False)  # a mixed order of blocks; None: an exact shuffle
+    drawn: SampleDraw = SampleDraw()
+
+    def drawn_otherwise(self, **changes: Any) -> PlannedData:
+        """Returns the same question about samples that are drawn otherwise."""
+        return replace(self, drawn=replace(self.drawn, **changes))
 
     @property
     def samples(self) -> int:
         """The number of samples of all sources."""
-        if self.mixed is not None:
-            return self.mixed.samples
-        if self.chosen is not None:
-            return len(self.chosen)
+        if self.drawn.mixed is not None:
+            return self.drawn.mixed.samples
+        if self.drawn.chosen is not None:
+            return len(self.drawn.chosen)
         return self.units.samples if self.extents is None else len(self.extents)
 
     @property
     def ours(self) -> bool:
         """Whether only solar has such samples."""
-        return self.extents is not None or self.chosen is not None or self.mixed is not None
+        return self.extents is not None or self.drawn.chosen is not None or self.drawn.mixed is not None
 
     @property
     def sample_nbytes(self) -> int:
@@ -97,7 +106,7 @@ class PlannedData:
     @cached_property
     def orders(self) -> list[ShuffledUses]:
         """The shuffles of all epochs, for each job. The last ones made are kept."""
-        most = max(1, ORDERS_KEPT // self.jobs)
+        most = max(1, ORDERS_KEPT // self.drawn.jobs)
         return [replace(made, of=lru_cache(most)(made.of)) for made in _orders(self, self.samples)]
 
     @property
@@ -145,22 +154,22 @@ class Answer:
 
 def _orders(case: PlannedData, samples: int) -> list[ShuffledUses]:
     """Returns the order of each job on this many samples."""
-    seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
+    seeds = [case.seed + (0 if case.drawn.common else number) for number in range(case.drawn.jobs)]
     made = [order_of_data(case, samples, seed) for seed in seeds]
-    return made if case.chosen is None else [torch_shuffles.of_samples(one, case.chosen) for one in made]
+    return made if case.drawn.chosen is None else [torch_shuffles.of_samples(one, case.drawn.chosen) for one in made]
 
 
 def order_of_data(case: PlannedData, samples: int, seed: int) -> ShuffledUses:
     ranks = case.world.ranks
-    if case.mixed is not None:
-        return torch_shuffles.sampler_order(case.mixed, seed=seed, ranks=ranks)
-    if case.by is not None:
-        return torch_shuffles.sampler_order(case.by, seed=seed, ranks=ranks)
-    if case.study is not None:
-        return torch_shuffles.sampler_order(by_study(samples, *case.study), seed=seed, ranks=ranks)
-    if case.weights is None:
+    if case.drawn.mixed is not None:
+        return torch_shuffles.sampler_order(case.drawn.mixed, seed=seed, ranks=ranks)
+    if case.drawn.by is not None:
+        return torch_shuffles.sampler_order(case.drawn.by, seed=seed, ranks=ranks)
+    if case.drawn.study is not None:
+        return torch_shuffles.sampler_order(by_study(samples, *case.drawn.study), seed=seed, ranks=ranks)
+    if case.drawn.weights is None:
         return torch_shuffles.distributed(samples, seed=seed, ranks=ranks)
-    few = case.weights[:: len(case.weights) // samples][:samples]
+    few = case.drawn.weights[:: len(case.drawn.weights) // samples][:samples]
     return torch_shuffles.weighted_order(few, seed=seed, ranks=ranks)
 
 
@@ -174,8 +183,8 @@ def scratch_of(units: Units) -> int:
 def job_of(cases: Sequence[PlannedData], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
     """Returns the Job of the loader: all fields of a sample together, with this much memory on each node."""
     one = cases[0]
-    firsts = sorted({case.first for case in cases})
-    fields = [case for case in cases if case.first == one.first]
+    firsts = sorted({case.drawn.first for case in cases})
+    fields = [case for case in cases if case.drawn.first == one.drawn.first]
     cut = any(case.piece.in_places for case in fields)  # each sample is cut out of what is held
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
@@ -217,7 +226,7 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     plans = [first, *(plan_node(job, node) for node in range(1, _work_out(job)))]
     ours = any(case.ours for case in cases)
-    exact = [replace(case, by=None) for case in cases]  # as others shuffle
+    exact = [case.drawn_otherwise(by=None) for case in cases]  # as others shuffle
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(exact, first.ready)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)
@@ -231,7 +240,7 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
 
 def outcome_by_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[Outcome, NodePlan]:
     """Returns the cost of our epoch in another order (None: an exact shuffle), and the plan of the first node."""
-    other = replace(job, order=replace(cases[0], by=by).order)
+    other = replace(job, order=cases[0].drawn_otherwise(by=by).order)
     plans = [plan_node(other, node) for node in range(_work_out(other))]
     scan = sum(case.scan_seconds for case in cases)
     return _of_nodes([one.outcome(plans[0].later) for one in plans], job.nodes, scan), plans[0]

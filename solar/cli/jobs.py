@@ -72,12 +72,12 @@ def side_by_side(arguments: argparse.Namespace, cases: list[PlannedData]) -> lis
         other = "--weights" if arguments.weights else "--mixture"
         raise PlanError(f"--study is a shuffle, and {other} is another order: leave one of them out")
     study = None if arguments.study is None else (arguments.seed, arguments.study)
-    return [replace(case, jobs=arguments.jobs, common=arguments.common_order, study=study) for case in cases]
+    return [case.drawn_otherwise(jobs=arguments.jobs, common=arguments.common_order, study=study) for case in cases]
 
 
 def compare_jobs(cases: Sequence[PlannedData], job: Job) -> Answer:
     """Returns the cost of an epoch of all jobs: with the memory divided, with one page cache, and together."""
-    jobs, begin = cases[0].jobs, time.perf_counter()
+    jobs, begin = cases[0].drawn.jobs, time.perf_counter()
     alone = plan_alone(job, jobs)
     seconds = time.perf_counter() - begin
     mean = of_all(alone.outcome(alone.later), jobs)
@@ -143,12 +143,12 @@ def decoded_samples(plan: NodePlan) -> float:
 def as_json(cases: Sequence[PlannedData], answered: Answer) -> dict[str, Any]:
     """Returns what the answer of --json says about jobs."""
     one = cases[0]
-    each = {name: of_each(outcome, one.jobs) for name, outcome in answered.outcomes.items()}
+    each = {name: of_each(outcome, one.drawn.jobs) for name, outcome in answered.outcomes.items()}
     limits = {name: limit(outcome, one) for name, outcome in answered.outcomes.items()}
-    stretch = None if one.study is None else one.study[1]
-    order = "common" if one.common else "own" if one.study is None else "study"
+    stretch = None if one.drawn.study is None else one.drawn.study[1]
+    order = "common" if one.drawn.common else "own" if one.drawn.study is None else "study"
     return {
-        "jobs": one.jobs, "order": order, "stretch": stretch, "per_job": each, "decoded": dict(answered.decoded),
+        "jobs": one.drawn.jobs, "order": order, "stretch": stretch, "per_job": each, "decoded": dict(answered.decoded),
         "limit": limits,
     }  # fmt: skip
 
@@ -166,7 +166,7 @@ def as_text(
     yield from planned.opening(cases, memory, answered, source, cached, refused)
     yield _orders_in_words(one)
     yield ""
-    for head, part in ((f"an epoch of {quantities.count(one.jobs, 'job')}", 1), ("of each job", one.jobs)):
+    for head, part in ((f"an epoch of {quantities.count(one.drawn.jobs, 'job')}", 1), ("of each job", one.drawn.jobs)):
         names = (head, "time", "scans", "requests", "read", *(("hits", "peak memory") if part == 1 else ()))
         rows = (job_row(name, outcome, part, name in answered.estimated) for name, outcome in answered.outcomes.items())
         yield from planned.table([names, *rows])
@@ -190,10 +190,10 @@ def job_row(name: str, outcome: Outcome, part: int, estimated: bool) -> tuple[st
 
 
 def _orders_in_words(one: PlannedData) -> str:
-    jobs = f"{quantities.count(one.jobs, 'job')} side by side, step by step, "
-    if one.common:
+    jobs = f"{quantities.count(one.drawn.jobs, 'job')} side by side, step by step, "
+    if one.drawn.common:
         return jobs + "all with one order"
-    alike = "" if one.study is None else f"; all want the same within {100 * one.study[1]:g}% of an epoch"
+    alike = "" if one.drawn.study is None else f"; all want the same within {100 * one.drawn.study[1]:g}% of an epoch"
     return f"{jobs}each with an order of its own{alike}"
 
 
@@ -212,15 +212,16 @@ def sharing_gains(cases: Sequence[PlannedData], answered: Answer) -> Iterator[st
     if answered.decoded["alone"]:
         total, apart = round(answered.decoded["solar"]), round(answered.decoded["alone"])
         yield f"Decoded: {quantities.count(total, 'sample')} for all jobs together, {apart:,} by each alone."
-    if one.jobs == 1 or not ours.seconds or alone.seconds > LITTLE * ours.seconds or limit(ours, one) != "bytes":
+    if one.drawn.jobs == 1 or not ours.seconds or alone.seconds > LITTLE * ours.seconds or limit(ours, one) != "bytes":
         return
     f = min(1.0, sum(case.memory for case in cases) / max(1, sum(case.units.total_nbytes for case in cases)))
-    by_itself = quantities.rounded(one.jobs * (1 - f / one.jobs))
+    by_itself = quantities.rounded(one.drawn.jobs * (1 - f / one.drawn.jobs))
     yield f"Sharing gains little here: bytes decide, not requests, and memory holds {f:.0%} of them."
-    if one.common or one.study is not None:
+    if one.drawn.common or one.drawn.study is not None:
         return
     yield (
-        f"With orders of their own {one.jobs} jobs read about {quantities.rounded(one.jobs * (1 - f))} scans together "
-        f"and {by_itself} alone; in a study's order (--study), or one for all (--common-order), "
+        f"With orders of their own {one.drawn.jobs} jobs read about "
+        f"{quantities.rounded(one.drawn.jobs * (1 - f))} scans together and {by_itself} alone; in a study's order "
+        f"(--study), or one for all (--common-order), "
         f"{quantities.rounded(1 - f)}."
     )

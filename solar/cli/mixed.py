@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from solar.cli import jobs, planned, sample_arguments
@@ -198,7 +198,7 @@ def compare_windows(
 def _try_order(cases: Sequence[PlannedData], job: Job, by: EpochOrder | None) -> tuple[TriedWindow, NodePlan]:
     """Returns the cost of an order, how random it is, and the plan of the first node; None: an exact shuffle."""
     outcome, plan = outcome_by_order(cases, job, by)
-    order = replace(cases[0], by=by).order
+    order = cases[0].drawn_otherwise(by=by).order
     step = job.batch * job.world.ranks
     first, second = (order.of(epoch)[: order.samples] for epoch in range(2))
     return TriedWindow(None if by is None else by.facts["window"], outcome, spread_of(first, second, step)), plan

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import argument_types, jobs, mixed, planned, sample_arguments
-from solar.cli.compare import Answer, PlannedData, as_made, compare_policies, guessed_seconds, job_of, scratch_of
+from solar.cli.compare import (
+    Answer,
+    PlannedData,
+    SampleDraw,
+    as_made,
+    compare_policies,
+    guessed_seconds,
+    job_of,
+    scratch_of,
+)
 from solar.cli.python_lines import once_each
 from solar.errors import PlanError
 from solar.io.channels.progress import Phase, awaited, showing
@@ -180,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
         asked["stage"] = planned.from_afar(cases, answered, arguments.stage)
-        asked["mixed"] = None if cases[0].by is None else dict(cases[0].by.facts)
+        asked["mixed"] = None if cases[0].drawn.by is None else dict(cases[0].drawn.by.facts)
         asked |= {} if windows is None else mixed.windows_as_json(windows)
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
@@ -190,9 +199,9 @@ def run(arguments: argparse.Namespace) -> int:
         if afar := planned.from_afar(cases, answered, arguments.stage):
             print(planned.afar_in_words(afar, cases[0].epochs))
         if windows is not None:
-            assert cases[0].by is not None
+            assert cases[0].drawn.by is not None
             print()
-            for line in mixed.windows_as_text(cases, windows, cases[0].by.facts["window"]):
+            for line in mixed.windows_as_text(cases, windows, cases[0].drawn.by.facts["window"]):
                 print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
@@ -215,8 +224,8 @@ def _in_mixed_order(
             raise PlanError("--order mixed: give --window, too, as samples, as bytes (32MiB), or as a share (5%)")
         window = (table.advised or table.tried[-1]).window
     by = make(window)
-    study = cases[0].study and (cases[0].study[0], by.facts["window"] / cases[0].samples)  # its stretches
-    return [replace(case, by=by, study=study) for case in cases], table
+    study = cases[0].drawn.study and (cases[0].drawn.study[0], by.facts["window"] / cases[0].samples)  # its stretches
+    return [case.drawn_otherwise(by=by, study=study) for case in cases], table
 
 
 def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[PlannedData]]:
@@ -224,7 +233,7 @@ def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layo
     plain = arguments.file is not None and not sample_arguments.unequal(arguments)
     found, extents, chosen = sample_arguments.held(arguments, fields_asked(arguments) if plain else {})
     cases = _cases(arguments, storage, found, extents)
-    return [*found.values()], [replace(one, chosen=chosen) for one in cases]
+    return [*found.values()], [one.drawn_otherwise(chosen=chosen) for one in cases]
 
 
 def _memory_to_give(cases: list[PlannedData], job: Job, together: int | None, refused: str) -> str:
@@ -326,7 +335,7 @@ def _cases(
         memory = arguments.memory * units.total_nbytes // max(total, 1)
         training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
         one = PlannedData(name, units, world, *training, scratch, extents=extents.get(name))
-        yield replace(one, weights=weights)
+        yield one.drawn_otherwise(weights=weights)
 
 
 def _try(layouts: list[Layout], cases: list[PlannedData], memory: int) -> list[PlannedData]:
@@ -362,7 +371,12 @@ def mixed_data(arguments: argparse.Namespace) -> tuple[list[Layout], list[Planne
             units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads)
             training = arguments.batch_size, arguments.memory, costs, arguments.seed, arguments.epochs
             one = PlannedData(
-                f"{path}:{name}", units, world, *training, scratch_nbytes(layout), mixed=mixed, first=first
+                f"{path}:{name}",
+                units,
+                world,
+                *training,
+                scratch_nbytes(layout),
+                drawn=SampleDraw(mixed=mixed, first=first),
             )
             cases.append(one)
         first += units.samples

@@ -97,7 +97,7 @@ def opening(
         yield f"solar's loader has no buffer here: {refused}"
     elif divided := _divide(answered):
         ready = f"batches ({divided['ready']} ready on each rank)"
-        if cases[0].jobs > 1:
+        if cases[0].drawn.jobs > 1:
             ready = f"the steps of all jobs ({divided['ready']} on their way)"
         yield (
             f"solar's buffer: {quantities.size(divided['samples'])} for samples, {quantities.size(divided['batches'])} "
@@ -201,15 +201,15 @@ def subject(cases: list[PlannedData]) -> str:
     """Returns the data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
-    each = sum(case.sample_nbytes for case in cases if case.first == one.first)
+    each = sum(case.sample_nbytes for case in cases if case.drawn.first == one.drawn.first)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
     kinds = {RowWindows: ("window",), BoxBlocks: ("box", "boxes")}
     counted = quantities.count(one.samples, *kinds.get(type(one.extents), ("sample",)))
-    drawn = "" if one.weights is None else "; drawn by weights"
-    if one.by is not None:
-        sizes = one.by.facts
+    drawn = "" if one.drawn.weights is None else "; drawn by weights"
+    if one.drawn.by is not None:
+        sizes = one.drawn.by.facts
         drawn = f"; in a mixed order, blocks of {sizes['block']:,} within windows of {sizes['window']:,}"
-    drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.mixed is not None else drawn
+    drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.drawn.mixed is not None else drawn
     return (
         f"{counted}{named}, {quantities.size(each)} each, {quantities.size(total)} in all"
         + samples_in_chunk(cases)
@@ -221,7 +221,7 @@ def describe_machine(cases: list[PlannedData], memory: int) -> str:
     """Returns the ranks, and how much of the data set their memory holds."""
     one = cases[0]
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    who = quantities.count(one.world.ranks, "rank") if one.jobs == 1 else quantities.count(one.jobs, "job")
+    who = quantities.count(one.world.ranks, "rank") if one.drawn.jobs == 1 else quantities.count(one.drawn.jobs, "job")
     stored = _share_of(memory * nodes, sum(case.units.total_nbytes for case in cases))
     held = f"{stored} of the data set"
     if any(case.units.encoded for case in cases):

@@ -15,7 +15,8 @@ from solar.io.system import profile, quantities
 from solar.io.system.probe import probe
 
 DETAILS = """\
-In a folder a temporary file is written, and removed afterwards, also after Ctrl-C. A file is only read; one that has
+In a folder a temporary file is written, and removed afterwards, also after Ctrl-C; for a Zarr store it is written
+beside the store. A file is only read; one that has
 lain there for a while and is larger than the servers' memory gives the truest numbers. Everything is measured three
 times. If a number of one round is more than 1.5 times that of another, the machine or the storage was busy with
 something else, and no profile is stored: run the command again, or give --anyway.

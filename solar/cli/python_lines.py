@@ -15,13 +15,14 @@ from solar.values import Layout
 FIELDS_SHOWN = 6  # fields of a sample that are told by name
 IMPORTS = {
     "solar": ("CSR", "Crops", "Field", "H5Dataset", "Ragged", "Windows"),
+    "solar.integrations": ("worldmodel",),
 }
 
 
 class Shape(NamedTuple):
     """A kind of samples that the file seems to have."""
 
-    kind: str  # "groups" "csr" "ragged" "windows" "crops" "keys" "missing" "files" "steps" "table"
+    kind: str  # "groups" "csr" "ragged" "windows" "crops" "keys" "missing" "files" "steps" "table" "robots"
     parts: list[str]  # datasets that are no fields by themselves, for they tell of others
     words: str
     python: str  # empty where nothing reads it yet

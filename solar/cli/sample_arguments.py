@@ -27,11 +27,11 @@ from solar.io.system.quantities import count
 from solar.samples.build import map_fields, masked
 from solar.samples.crops import Crops
 from solar.samples.field import Field
-from solar.samples.in_groups import in_groups, maps_in_groups
+from solar.samples.in_groups import maps_in_groups
 from solar.samples.kinds import held_as
 from solar.samples.protocol import HeldMap, SampleMap
 from solar.samples.ragged import CSR, RAGGED_BY, Ragged
-from solar.samples.unequal import field_name, of_groups, of_rows
+from solar.samples.unequal import field_name, in_groups, of_groups, of_rows
 from solar.samples.windows import TOLD_BY, Windows
 from solar.values import Layout
 

@@ -27,6 +27,8 @@ from solar.errors import LayoutError, SolarError
 from solar.io.hdf5.layouts import inspect
 from solar.io.hdf5.virtual import missing_sources
 from solar.io.system import quantities
+from solar.samples.constants import read_constant_attribute
+from solar.samples.field import Field
 from solar.samples.ragged import matrix_shape, varying_numbers
 from solar.samples.windows import values_of
 from solar.values import Layout
@@ -35,6 +37,7 @@ GROUPS = 8  # of any names that are worth to be samples
 IN_SERIES = 2  # the same of names that differ only in their numbers
 MEMBERS_SHOWN = 16  # fields of groups that are told by name
 CLIP_STEPS = 16  # steps of the windows that are shown
+SEQUENCE_STEPS = 10  # steps of robomimic's sequences that are shown
 OF_STEPS = re.compile(r"(^|/)(actions?|obs|observations?|rewards?|dones?|qpos|qvel|states?|timestamps?|frames?)(/|$)")
 COPIES = re.compile(r"(^|/)next_")  # of what other fields have one row later: told last
 
@@ -189,6 +192,8 @@ def known_shapes(asked: str, files: Sequence[str], layouts: Layouts) -> list[Sha
         *_tables(asked, layouts),
         *_frames(asked, files[0], layouts),
         *_well(asked, layouts),
+        *_clips_of_robots(asked, files[0], layouts),
+        *_demonstrations(asked, files, layouts),
         *file_shapes(asked, files, layouts),
     ]
 
@@ -265,6 +270,65 @@ def _well(asked: str, layouts: Layouts) -> Iterator[Shape]:
     many = quantities.count(trajectories, "trajectory", "trajectories")
     said = f"windows of {window} steps of {many} of {steps:,}{left}"
     yield Shape("steps", [*layouts], said, call(asked, windows, most=len(windows)))
+
+
+# --- files of robots ----
+
+
+def _clips_of_robots(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]:
+    """Files of stable-worldmodel: columns over all steps, and where each episode lies."""
+    if "/ep_len" not in layouts or "/ep_offset" not in layouts:
+        return
+    lengths, offsets = (column_values(file, layouts[name]) for name in ("/ep_len", "/ep_offset"))
+    if not len(lengths) or not np.array_equal(offsets, np.cumsum(lengths) - lengths) or lengths.min() < 0:
+        return
+    steps, longest = int(lengths.sum()), int(lengths.max())
+    columns = sorted(
+        last_of(name) for name in layouts if name.count("/") == 1 and name not in ("/ep_len", "/ep_offset")
+    )
+    numbers = [one for one in columns if words.is_number(layouts[f"/{one}"].dtype)]
+    numbers = [one for one in numbers if rows_of(layouts[f"/{one}"]) == steps]
+    if not numbers or not longest:
+        return
+    loaded = f", keys_to_load=[{', '.join(map(quoted, numbers))}]" if numbers != columns else ""
+    said = f"a file of stable-worldmodel, with {quantities.count(len(lengths), 'episode')} of up to {longest:,} steps,"
+    line = f"worldmodel.clips({quoted(asked)}, num_steps={min(CLIP_STEPS, longest)}{loaded})"
+    yield Shape("robots", [], f"{said} as its HDF5Dataset reads it", line)
+
+
+def _demonstrations(asked: str, files: Sequence[str], layouts: Layouts) -> Iterator[Shape]:
+    """Files of robomimic: a group for each demonstration, with actions and obs."""
+    each: dict[str, dict[str, Layout]] = defaultdict(dict)
+    for name, one in layouts.items():
+        if name.startswith("/data/") and name.count("/") > 2:
+            _, _, group, member = name.split("/", 3)
+            each[group][member] = one
+    first = next(iter(each.values()), {})
+    if len(files) > 1 or "actions" not in first or not all(re.fullmatch(r"demo_\d+", group) for group in each):
+        return
+    found = [name for name, one in first.items() if words.is_number(one.dtype) and one.shape]
+    found = [name for name in found if all(_is_of_steps(members, name, first[name]) for members in each.values())]
+    obs = [name.removeprefix("obs/") for name in found if name.startswith("obs/")]
+    keys = [name for name in ("actions", "rewards", "dones") if name in found]
+    try:
+        read_constant_attribute(files[0], Field(f"/data/{next(iter(each))}/", attribute="num_samples"))
+    except SolarError:
+        return
+    if not obs:
+        return
+    more = "" if len(keys) == 3 else f", dataset_keys=[{', '.join(map(quoted, keys))}]"
+    more += "" if all(f"next_obs/{name}" in found for name in obs) else ", load_next_obs=False"
+    said = f"a file of robomimic, with {quantities.count(len(each), 'demonstration')}, as its SequenceDataset reads it"
+    line = f"worldmodel.robomimic({quoted(asked)}, [{', '.join(map(quoted, obs))}], seq_length={SEQUENCE_STEPS}{more})"
+    yield Shape("robots", [], said, line)
+
+
+def _is_of_steps(members: Layouts, name: str, like: Layout) -> bool:
+    """Returns whether a demonstration has this dataset, of the same type and with a row for each of its actions."""
+    if name not in members or "actions" not in members:
+        return False
+    one = members[name]
+    return (one.dtype, one.shape[1:]) == (like.dtype, like.shape[1:]) and one.shape[:1] == members["actions"].shape[:1]
 
 
 # --- a file, a sample ----

@@ -18,7 +18,7 @@ import torch
 
 from solar.device.cache import DeviceCache, PendingRows
 from solar.device.finish import DeviceFinish
-from solar.device.landed import LandedBatches
+from solar.device.landed import LandedBatches, maker
 from solar.device.parts import is_plain, plain_parts, walked
 from solar.device.resident import ResidentBatch, without_kept
 from solar.device.ring import SLOTS, PinnedPool, Ring, StreamMark, Streams
@@ -92,6 +92,27 @@ class OnDeviceBatch:
     release: Callable[[], Any] = lambda: None  # it waits no more; to be called once or several times
 
 
+class CopyTimer:
+    """Counts how long the device took, for batches that have arrived there."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._marks: deque[tuple[StreamMark, StreamMark, StreamMark]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, begin: StreamMark, copied: StreamMark, finished: StreamMark) -> None:
+        """Adds a batch that is on its way."""
+        with self._lock:
+            self._marks.append((begin, copied, finished))
+        self.count()
+
+    def count(self) -> None:
+        with self._lock:
+            while self._marks and self._marks[0][-1].query():
+                begin, copied, finished = self._marks.popleft()
+                self._stats.device_took(begin.elapsed_time(copied) / 1e3, copied.elapsed_time(finished) / 1e3)
+
+
 class DeviceCopier:
     """Copies an iterator's batches to a device. What is pinned and waits there is bounded: Ring, COPIES_AHEAD.
 
@@ -113,11 +134,9 @@ class DeviceCopier:
         self._form, self._streams, self._stats, self._finishes, self._tier = form, streams, stats, finishes, tier
         # Of each batch on its way, of the one that was asked for last, and of those that are copied from.
         self.ring = None if streams is None or adopted is None else Ring(streams, adopted, ahead + 2 * (1 + SLOTS))
-        self._copies: deque[tuple[StreamMark, list[Tensor]]] = (
-            deque()
-        )  # those begun last: when one is done, and what of
-        self._timed: deque[tuple[StreamMark, StreamMark, StreamMark]] = deque()
-        self._timing = threading.Lock()
+        # The copies begun last: when each is done, and what it copies.
+        self._copies: deque[tuple[StreamMark, list[Tensor]]] = deque()
+        self._timer = CopyTimer(stats)
         self._most = min(ahead, COPIES_AHEAD)
         self._places = threading.Semaphore(self._most)
         self._stopped = threading.Event()
@@ -141,7 +160,8 @@ class DeviceCopier:
         finishes = leaves(self._finishes)
         if native is None or self._streams is None or any(one is not None and one.decodes for one in finishes):
             return None
-        return LandedBatches(source, self._streams, native, self._form, finishes, self._stats, self._most)
+        make = maker(self._streams, self._form, finishes)
+        return LandedBatches(source, self._streams, native, make, self._stats, self._most)
 
     def start(self, future: BatchFuture) -> BatchFuture:
         """Has a thread land the batch as soon as it is made and there is a place."""
@@ -224,9 +244,7 @@ class DeviceCopier:
     def _count(self, landed: OnDeviceBatch, sent: int, marks: tuple[StreamMark, StreamMark, StreamMark]) -> None:
         nbytes = sum(tensor.nbytes for tensor in landed.tensors)
         landed.release = _once(lambda: self._stats.landed(0, -nbytes))
-        with self._timing:
-            self._timed.append(marks)
-        self._time()
+        self._timer.add(*marks)
         self._stats.landed(sent, nbytes)
 
     def landed(self, data: Any) -> OnDeviceBatch:
@@ -278,19 +296,12 @@ class DeviceCopier:
         landed.tensors.append(self._form.given(tensor))
         return landed.tensors[-1]
 
-    def _time(self) -> None:
-        """Counts how long the device took, for batches that have arrived."""
-        with self._timing:
-            while self._timed and self._timed[0][-1].query():
-                begin, copied, finished = self._timed.popleft()
-                self._stats.device_took(begin.elapsed_time(copied) / 1e3, copied.elapsed_time(finished) / 1e3)
-
     # --- the end ----
 
     def close(self) -> None:
         """Lands no more. Copies under way end by themselves, and their memory is freed then."""
         self._stopped.set()
-        self._time()
+        self._timer.count()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

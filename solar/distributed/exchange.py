@@ -69,6 +69,12 @@ class Batch:
         return not self.taken and (self.error is not None or not self.missing)
 
 
+EXCHANGE_COUNTS = [
+    *("sent_rows", "sent_bytes", "received_rows", "received_bytes"),
+    *("inbox_bytes", "inbox_peak_bytes", "exchange_wait_ns", "travel_wait_ns"),
+]
+
+
 class PendingExchange:
     """At most `window` batches, shared by the threads that exchange and those that take. Any thread may call it."""
 
@@ -82,6 +88,20 @@ class PendingExchange:
         self._unwanted: set[int] = set()
         self._stretches: deque[Stretch] = deque()
         self._next = self._appended = 0
+        self.run_waits_for = ""  # what the run said last that the next batch waits for
+        self._counts = dict.fromkeys(EXCHANGE_COUNTS, 0)
+
+    def count(self, **more: int) -> None:
+        """Adds to these counts."""
+        with self.changed:
+            for name, number in more.items():
+                self._counts[name] += number
+            self._counts["inbox_peak_bytes"] = max(self._counts["inbox_peak_bytes"], self._counts["inbox_bytes"])
+
+    def counts(self) -> dict[str, int]:
+        """Returns the rows and bytes sent and received, the room for arriving rows, and how long was waited."""
+        with self.changed:
+            return dict(self._counts)
 
     def append(self, stretch: Stretch) -> None:
         """Appends the next stretch."""
@@ -216,8 +236,101 @@ class DueTransfer(NamedTuple):
     places: NDArray[np.int64]  # of its rows, in the batch
 
 
+class ExchangePeers:
+    """The other ranks: what is due from each, and which of them send nothing more, and why."""
+
+    def __init__(
+        self, rank: int, ranks: int, underway: PendingExchange, running: Running, ended: Callable[[], Sequence[int]]
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
+        self.broken = ""  # the error that all others are told with END
+        self._underway, self._running, self._ended = underway, running, ended
+        self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
+        self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
+
+    def expect(self, peer: int, due: DueTransfer) -> None:
+        """Notes that a message is due from a peer. It fails at once if the peer sends nothing more."""
+        self.due[peer].append(due)
+        if peer in self._reasons:
+            self._fail_due(peer)
+
+    def waiting_for(self, number: int) -> str:
+        """Describes what this batch still waits for."""
+        with self._underway.changed:
+            batch = self._underway.batches.get(number)
+            if batch is None:
+                return self._underway.run_waits_for
+            return ", ".join(self.named(peer) for peer in sorted({*batch.missing}))
+
+    def open_peers(self) -> str:
+        """Describes the ranks that have not closed."""
+        with self._underway.changed:
+            names = [self.named(peer) for peer in self.others() if peer not in self._reasons]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{', '.join(names[:3])}{more} {'has' if len(names) == 1 else 'have'}"
+
+    def others(self) -> list[int]:
+        """Returns all other ranks."""
+        return [peer for peer in range(self.ranks) if peer != self.rank]
+
+    def named(self, peer: int) -> str:
+        """Names a rank in a message."""
+        return f"rank {peer} of {self.ranks}"
+
+    def look(self) -> None:
+        """Fails what waits for a rank whose process has ended. Whoever waits calls it now and then.
+
+        MPI does not report such a rank. What it sent before its end may still arrive, for up to BURIAL seconds.
+        """
+        now = time.monotonic()
+        for peer in self.ended_ranks():
+            if now - self._seen_ended.setdefault(peer, now) >= BURIAL:
+                self.lost(peer, Gone("it no longer answers"))
+
+    def any_ended(self) -> bool:
+        """Returns whether the process of any rank is known to have ended."""
+        return bool(self._ended())
+
+    def ended_ranks(self) -> list[int]:
+        """Returns the other ranks whose processes ended before they had closed."""
+        return [peer for peer in self._ended() if peer != self.rank and peer not in self._reasons]
+
+    def note_end(self, peer: int, why: str) -> None:
+        """Notes that this peer has closed its loader, perhaps because of an error for all."""
+        if not why and (ended := self.ended_ranks()):  # it closed because of that
+            why = str(gone(ended, self.ranks))
+        with self._underway.changed:
+            self._reasons[peer] = why or f"{self.named(peer)} has closed its loader, and others go on"
+            if why:
+                self.fail(ReadError(why), why)
+            self._fail_due(peer)
+
+    def lost(self, peer: int, error: Gone) -> None:
+        """Notes that the connection to this peer is broken. That is no error if it had closed before."""
+        with self._underway.changed:
+            if peer in self._reasons:
+                return
+            self._reasons[peer] = f"{self.named(peer)} is gone: its process has ended, or the network between ({error})"
+            self.fail(ReadError(self._reasons[peer]))
+            self._fail_due(peer)
+
+    def fail(self, error: SolarError, told_others: str = "") -> None:
+        """Stops the exchange with an error, and tells the others, so that they do not wait for ever."""
+        with self._underway.changed:
+            if not self._underway.closing and not self.broken:
+                self.broken = told_others or f"{error} (found by {self.named(self.rank)})"
+                self._underway.fail(error)
+                self._running.fail(error)  # those of this node
+
+    def _fail_due(self, peer: int) -> None:
+        """Fails the batches that wait for rows of this peer."""
+        while self.due[peer]:
+            self._underway.came(peer, self.due[peer].popleft().batch, 0, ReadError(self._reasons[peer]))
+
+
 class TransferThreads:
-    """The threads that send and receive, and what they know about the peers."""
+    """The threads that send and receive."""
 
     def __init__(
         self,
@@ -227,37 +340,16 @@ class TransferThreads:
         letters: Sequence[slice],
         ended: Callable[[], Sequence[int]],
     ) -> None:
-        self._running, self._mail, self._underway, self._peers_ended = running, mail, underway, ended
+        self.peers = ExchangePeers(mail.rank, mail.ranks, underway, running, ended)
+        self._running, self._mail, self._underway = running, mail, underway
         self._arrays = letters  # which arrays of a batch each of its letters has
-        self._changed = underway.changed
-        self._due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
         self._outgoing: deque[Batch] = deque()
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
-        self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
-        self._broken = ""  # the error that all others are told with END
-        self._timed_out = ""
-        self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
-        self._over = self._freed = self._dropped = False
-        self._posting = True
+        self._over = self._freed = False
+        self._poster_frees: bool | None = None  # whether the poster frees all at its end; None: undecided
         self._open = 1  # threads and errands: the poster
-        self._counted = dict.fromkeys(
-            ("sent_rows", "sent_bytes", "received_rows", "received_bytes", "inbox_bytes", "inbox_peak_bytes"), 0
-        )
         self._poster = threading.Thread(target=self._post_all, name=NAME, daemon=True)
         self._poster.start()
-
-    def waiting_for(self, number: int) -> str:
-        """Describes what this batch still waits for."""
-        with self._changed:
-            batch = self._underway.batches.get(number)
-            return (
-                self._timed_out if batch is None else ", ".join(self._named(peer) for peer in sorted({*batch.missing}))
-            )
-
-    def counts(self) -> dict[str, int]:
-        """Returns the rows and bytes sent and received, and the bytes of room for arriving rows, now and at most."""
-        with self._changed:
-            return dict(self._counted)
 
     def close(self, seconds: float) -> bool:
         """Ends the exchange. False if a peer does not end in time: then threads stay to receive from it."""
@@ -265,7 +357,7 @@ class TransferThreads:
         self._running.close()  # the poster may wait for it
         if threading.current_thread().name == NAME:
             return True  # the garbage collector's doing: no thread can wait for itself
-        missed = bool(self._peers_ended())
+        missed = self.peers.any_ended()
         if not self._all_over(min(seconds, MISSED_WORDS) if missed else seconds):
             self._mail.slow_down()
             if missed:
@@ -277,50 +369,24 @@ class TransferThreads:
 
     def drop(self) -> None:
         """Ends the exchange without waiting. The poster's thread waits, and frees the memory."""
-        with self._changed:
-            self._dropped, posting = True, self._posting
+        with self._underway.changed:
+            if self._poster_frees is None:
+                self._poster_frees = True
         self._underway.close()
-        if not posting:
+        if not self._poster_frees:  # the poster has ended already
             self._running.close()
 
     def _all_over(self, seconds: float | None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._open == 0, seconds)
+        with self._underway.changed:
+            return self._underway.changed.wait_for(lambda: self._open == 0, seconds)
 
     def _free(self, seconds: float) -> None:
         """Ends the threads of the bulk channel when the exchange is over, and frees its communicator, once."""
-        with self._changed:
-            free, self._freed = not self._freed and not self._broken, True
+        with self._underway.changed:
+            free, self._freed = not self._freed and not self.peers.broken, True
         self._mail.join(seconds)
         if free:
             self._mail.free()
-
-    def open_peers(self) -> str:
-        """Describes the ranks that have not closed."""
-        with self._changed:
-            names = [self._named(peer) for peer in self._others() if peer not in self._reasons]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"{', '.join(names[:3])}{more} {'has' if len(names) == 1 else 'have'}"
-
-    def _others(self) -> list[int]:
-        return [peer for peer in range(self._mail.ranks) if peer != self._mail.rank]
-
-    def _named(self, peer: int) -> str:
-        return f"rank {peer} of {self._mail.ranks}"
-
-    def look(self) -> None:
-        """Fails what waits for a rank whose process has ended. Whoever waits calls it now and then.
-
-        MPI does not report such a rank. What it sent before its end may still arrive, for up to BURIAL seconds.
-        """
-        now = time.monotonic()
-        for peer in self._ended_ranks():
-            if now - self._seen_ended.setdefault(peer, now) >= BURIAL:
-                self._lost(peer, Gone("it no longer answers"))
-
-    def _ended_ranks(self) -> list[int]:
-        """Returns the other ranks whose processes ended before they had closed."""
-        return [peer for peer in self._peers_ended() if peer != self._mail.rank and peer not in self._reasons]
 
     # --- the poster: takes batches from the run, in their order ----
 
@@ -332,9 +398,10 @@ class TransferThreads:
             self._underway.fail(error)
         self._say_end()
         self._closed()
-        with self._changed:
-            self._posting = self._dropped
-        if self._posting:
+        with self._underway.changed:
+            if self._poster_frees is None:
+                self._poster_frees = False
+        if self._poster_frees:
             self._running.close()
             self._all_over(None)
             self._free(LAST_WAIT)
@@ -356,7 +423,7 @@ class TransferThreads:
             try:
                 batch.values, batch.counts = self._running.wait(number, rows, GLANCE)
             except WaitTimeout as late:
-                self._timed_out = str(late).partition("still waiting for ")[2]
+                self._underway.run_waits_for = str(late).partition("still waiting for ")[2]
                 if self._underway.ends():
                     return None
                 continue
@@ -364,8 +431,8 @@ class TransferThreads:
                 if self._underway.closing:
                     return None
                 batch.error = error.with_traceback(None)
-                if self._ended_ranks():  # because of that: others shall hear it
-                    self.fail(ReadError(str(error)))
+                if self.peers.ended_ranks():  # because of that: others shall hear it
+                    self.peers.fail(ReadError(str(error)))
             batch.read = batch.here = time.monotonic()
         self._running.let_go(number)
         return batch
@@ -381,12 +448,10 @@ class TransferThreads:
         for letter, peer, begin, end in stretch.sent[stretch.sent_at[step] : stretch.sent_at[step + 1]].tolist():
             self._send(batch, peer, letter % every, begin, end)
         batch.missing, batch.sent = peers[:], not batch.letters
-        with self._changed:
+        with self._underway.changed:
             self._underway.put(batch)
             for letter, peer, its in zip(letters, peers, places, strict=False):  # if nothing comes, one empty array
-                self._due[peer].append(DueTransfer(batch, letter, its))
-                if peer in self._reasons:
-                    self._fail_due(peer)
+                self.peers.expect(peer, DueTransfer(batch, letter, its))
         for peer in {*peers}:
             self._listen_to(peer)
         if not batch.sent:
@@ -399,7 +464,7 @@ class TransferThreads:
         if batch.error is None:
             pieces = [_bytes(one[begin:end]) for one in batch.values[self._arrays[letter]]]
             self._letter(batch, peer, Head(ROWS, batch.number, letter, end - begin), pieces)
-            self._count(sent_rows=end - begin, sent_bytes=sum(piece.nbytes for piece in pieces))
+            self._underway.count(sent_rows=end - begin, sent_bytes=sum(piece.nbytes for piece in pieces))
         else:
             text = encode_text(str(batch.error))
             self._letter(batch, peer, Head(FAILED, batch.number, letter, len(text)), [text])
@@ -410,13 +475,13 @@ class TransferThreads:
                 if piece.nbytes:
                     batch.letters.append((peer, self._mail.send(peer, piece)))
         except Gone as error:
-            self._lost(peer, error)
+            self.peers.lost(peer, error)
 
     def _say_end(self) -> None:
         """Tells all peers that nothing more comes, and receives from them until they say so, too."""
-        last, text = Batch(LAST), encode_text(self._broken)
-        ended = self._ended_ranks()  # sending to these, MPI stands still
-        others = [peer for peer in self._others() if peer not in ended]
+        last, text = Batch(LAST), encode_text(self.peers.broken)
+        ended = self.peers.ended_ranks()  # sending to these, MPI stands still
+        others = [peer for peer in self.peers.others() if peer not in ended]
         for peer in others:
             self._letter(last, peer, Head(END, LAST, 0, len(text)), [text])
         self._over = True
@@ -439,7 +504,7 @@ class TransferThreads:
         if bell is not None:
             bell.set()
             return
-        with self._changed:
+        with self._underway.changed:
             self._open += 1
         self._bells[name] = self._mail.run(self._guard(errand()))
 
@@ -452,9 +517,9 @@ class TransferThreads:
             self._closed()
 
     def _closed(self) -> None:
-        with self._changed:
+        with self._underway.changed:
             self._open -= 1
-            self._changed.notify_all()
+            self._underway.changed.notify_all()
 
     def _finish_sending(self) -> Errand:
         while True:
@@ -465,7 +530,7 @@ class TransferThreads:
                 try:
                     yield [letter]
                 except Gone as error:
-                    self._lost(peer, error)
+                    self.peers.lost(peer, error)
             self._underway.left(batch)
             if batch.number == LAST:
                 return
@@ -473,7 +538,7 @@ class TransferThreads:
 
     def _listen(self, peer: int) -> Errand:
         """Receives from a peer while something is due; at the end until it sends END."""
-        due = self._due[peer]
+        due = self.peers.due[peer]
         came = np.zeros(len(Head._fields), np.int64)
         try:
             while True:
@@ -483,7 +548,7 @@ class TransferThreads:
                 head = Head(*came.tolist())
                 if head.kind == END:
                     text = yield from self._take_text(peer, head.length)
-                    self._note_end(peer, text)
+                    self.peers.note_end(peer, text)
                     return
                 if due and self._fits(peer, head, due[0]):
                     wanted = due.popleft()
@@ -493,7 +558,7 @@ class TransferThreads:
                 else:
                     yield from self._take(peer, head, None)
         except Gone as error:
-            self._lost(peer, error)
+            self.peers.lost(peer, error)
 
     def _fits(self, peer: int, head: Head, due: DueTransfer) -> bool:
         """Returns whether a peer sends what is due. If not, everything that it sends later is thrown away."""
@@ -501,7 +566,7 @@ class TransferThreads:
         fits = (number, due.letter) == (head.number, head.letter) and (head.kind == FAILED or length == head.length)
         if not fits:
             what = f"{head.length} rows of batch {head.number}, and {length} of {number} were to come"
-            self.fail(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
+            self.peers.fail(PlanError(f"{self.peers.named(peer)} sends {what}: the ranks carry out different plans"))
         return fits
 
     def _take(self, peer: int, head: Head, due: DueTransfer | None) -> Errand:
@@ -509,12 +574,12 @@ class TransferThreads:
         nbytes, error = 0, None
         if head.kind == FAILED:
             text = yield from self._take_text(peer, head.length)
-            error = ReadError(f"{self._named(peer)} could not read what it was to send: {text}")
+            error = ReadError(f"{self.peers.named(peer)} could not read what it was to send: {text}")
         else:
             yield from self._take_rows(peer, head, due)
             nbytes = head.length * sum(self._running.row_nbytes[self._arrays[head.letter]])
             if due is not None:
-                self._count(received_rows=head.length, received_bytes=nbytes)
+                self._underway.count(received_rows=head.length, received_bytes=nbytes)
         if due is not None:
             self._underway.came(peer, due.batch, nbytes, error)
 
@@ -538,56 +603,14 @@ class TransferThreads:
             row_nbytes = self._running.row_nbytes[arrays]
             boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in row_nbytes]
         held = 0 if in_order else sum(box.nbytes for box in boxes)
-        self._count(inbox_bytes=held)
+        self._underway.count(inbox_bytes=held)
         try:
             yield [self._mail.receive(peer, box) for box in boxes if box.nbytes]
             if not in_order:
                 for one, box in zip(values, boxes, strict=False):
                     one[places] = box.view(one.dtype).reshape(length, *one.shape[1:])
         finally:
-            self._count(inbox_bytes=-held)
-
-    def _count(self, **more: int) -> None:
-        with self._changed:
-            for name, number in more.items():
-                self._counted[name] += number
-            self._counted["inbox_peak_bytes"] = max(self._counted["inbox_peak_bytes"], self._counted["inbox_bytes"])
-
-    # --- what becomes of peers ----
-
-    def _note_end(self, peer: int, why: str) -> None:
-        """Notes that this peer has closed its loader, perhaps because of an error for all."""
-        if not why and (ended := self._ended_ranks()):  # it closed because of that
-            why = str(gone(ended, self._mail.ranks))
-        with self._changed:
-            self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
-            if why:
-                self.fail(ReadError(why), why)
-            self._fail_due(peer)
-
-    def _lost(self, peer: int, error: Gone) -> None:
-        """Notes that the connection to this peer is broken. That is no error if it had closed before."""
-        with self._changed:
-            if peer in self._reasons:
-                return
-            self._reasons[peer] = (
-                f"{self._named(peer)} is gone: its process has ended, or the network between ({error})"
-            )
-            self.fail(ReadError(self._reasons[peer]))
-            self._fail_due(peer)
-
-    def fail(self, error: SolarError, told_others: str = "") -> None:
-        """Stops the exchange with an error, and tells the others, so that they do not wait for ever."""
-        with self._changed:
-            if not self._underway.closing and not self._broken:
-                self._broken = told_others or f"{error} (found by {self._named(self._mail.rank)})"
-                self._underway.fail(error)
-                self._running.fail(error)  # those of this node
-
-    def _fail_due(self, peer: int) -> None:
-        """Fails the batches that wait for rows of this peer."""
-        while self._due[peer]:
-            self._underway.came(peer, self._due[peer].popleft().batch, 0, ReadError(self._reasons[peer]))
+            self._underway.count(inbox_bytes=-held)
 
 
 def _bytes(values: NDArray[np.generic]) -> Bytes:
@@ -627,8 +650,6 @@ class Exchange:
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
         self._underway = PendingExchange(window)
-        self._waited = 0.0  # seconds, for rows of other ranks alone
-        self._travelled = 0.0  # seconds of these while the rows were on their way
         self._traffic: TransferThreads | None = TransferThreads(
             running, mail, self._underway, letters, ended
         )  # None in a forked process
@@ -671,13 +692,13 @@ class Exchange:
         def whole(nap: float) -> Batch | None:
             if self._traffic is None:
                 raise RuntimeError("this run was closed")
-            self._traffic.look()
+            self._traffic.peers.look()
             if not self._underway.sending():
                 self._running.ask(number)
             return self._underway.whole(number, nap)
 
         def missing() -> str:
-            return "" if self._traffic is None else self._traffic.waiting_for(number)
+            return "" if self._traffic is None else self._traffic.peers.waiting_for(number)
 
         if seconds is None:
             batch: Batch | None = until_others(whole, f"batch {number} of this run", missing)
@@ -692,14 +713,9 @@ class Exchange:
                 del batch  # or its error and this frame, which is in its traceback, would keep each other alive
         stood = max(0.0, batch.here - max(begin, batch.read))
         on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
-        with self._underway.changed:
-            self._waited += stood
-            self._travelled += on_way
-        took = {
-            "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
-            "travel_wait_ns": int(on_way * 1e9),
-        }  # fmt: skip
-        return [one[:samples] for one in batch.values], {**batch.counts, **took}
+        waits = {"exchange_wait_ns": int(stood * 1e9), "travel_wait_ns": int(on_way * 1e9)}
+        self._underway.count(**waits)
+        return [one[:samples] for one in batch.values], {**batch.counts, "exchanged_bytes": batch.exchanged, **waits}
 
     def let_go(self, number: int) -> None:
         """Releases a batch that was handed out."""
@@ -715,14 +731,13 @@ class Exchange:
         """Counts since the run began: what it read, held and found, and what was sent, received, and waited for."""
         if self._traffic is None:
             return {}
-        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
-        return {**self._running.counts(), **self._traffic.counts(), **waits}
+        return {**self._running.counts(), **self._underway.counts()}
 
     def fail(self, why: Exception) -> None:
         """Tells all other ranks why this one stops. Call close() afterwards."""
         self._running.fail(why)
         if self._traffic is not None:
-            self._traffic.fail(ReadError(str(why)))
+            self._traffic.peers.fail(ReadError(str(why)))
 
     def close(self) -> None:
         """Ends the exchange and the run. Waits a little for the other ranks, and still receives what they send."""
@@ -730,7 +745,7 @@ class Exchange:
         if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
             log.info(
                 "%s not closed their loaders after %g s: what they send is taken until this process ends",
-                traffic.open_peers(), LAST_WORDS,
+                traffic.peers.open_peers(), LAST_WORDS,
             )  # fmt: skip
             _left.append(traffic)
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from ray.data.block import BlockMetadata
 from ray.data.extensions import ArrowTensorArray, ArrowVariableShapedTensorArray, ArrowVariableShapedTensorType
 
 from solar import H5Dataset, set_num_threads
-from solar.errors import PlanError
+from solar.errors import PlanError, refuse_arguments
 from solar.io.hdf5.paths import Paths
 from solar.samples.pending import PendingBatch, leaves
 from solar.samples.protocol import nbytes_in
@@ -36,7 +37,28 @@ from solar.values import Layout
 PATH = "path"  # the column that `include_paths` adds, as with Ray's own readers
 RAY_BLOCK_NBYTES = 128 << 20  # of a block where Ray does not say
 TEXT_NBYTES = 32  # of a text of variable length, about
-REFUSED = ("transform", "thread_safe", "collective_open", "reader")
+# What H5Dataset, other readers of Ray and torch's loader take and read_hdf5 does not, and what to do instead.
+NOT_OF_RAY = {
+    "transform": "use Dataset.map",
+    "thread_safe": "it belongs to transform: use Dataset.map",
+    "collective_open": "only the driver opens files: leave it out",
+    "reader": "Ray's workers read natively: leave it out",
+    "parallelism": "give override_num_blocks=, as Ray's own readers have it now",
+    "columns": "name the datasets to read as fields, the second argument",
+    "num_cpus": "give ray_remote_args={'num_cpus': ...}",
+    "num_gpus": "reading needs none: leave it out",
+    "memory": "give ray_remote_args={'memory': ...}",
+    "filesystem": "URLs say where files are: s3://, gs://, az://, https:// (docs/remote.md)",
+    "arrow_open_stream_args": "URLs say where files are: s3://, gs://, az://, https:// (docs/remote.md)",
+    "file_extensions": "give a pattern as the path, such as 'runs/*.h5'",
+    "partitioning": "give include_paths=True, and make columns of the path by Dataset.map",
+    "partition_filter": "give the paths to read, or a pattern",
+    "ignore_missing_paths": "give the paths that exist",
+    "shuffle": "use Dataset.random_shuffle, or randomize_block_order",
+    "batch_size": "give it to Dataset.iter_batches or map_batches",
+    "num_workers": "give concurrency=, or override_num_blocks=",
+    "buffer": "Ray's object store holds blocks: leave it out",
+}
 
 Places = NDArray[np.int64]
 
@@ -64,10 +86,10 @@ def read_hdf5(
     readers; there are fewer blocks than you ask for if the files have fewer chunks. A task reads with as many threads
     as Ray assigns it cores, unless SOLAR_THREADS says otherwise. Its errors are solar's, as well as Ray's RayTaskError.
     """
-    for name in REFUSED:
-        if name in options:
-            instead = "use Dataset.map" if name == "transform" else "leave it out"
-            raise TypeError(f"{name}= is not for Ray: {instead}")
+    names = signature(read_hdf5).parameters.keys() | signature(H5Dataset).parameters.keys()
+    foreign = {name: value for name, value in options.items() if name in NOT_OF_RAY or name not in names}
+    refuse_arguments("read_hdf5", foreign, NOT_OF_RAY, names - NOT_OF_RAY.keys())
+    options = {name: value for name, value in options.items() if name not in foreign}
     source = H5Datasource(H5Dataset(paths, fields, **options), names_of(fields), include_paths)
     return read_datasource(
         source, override_num_blocks=override_num_blocks, concurrency=concurrency, ray_remote_args=ray_remote_args

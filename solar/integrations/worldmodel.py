@@ -14,15 +14,17 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from inspect import signature as inspect_signature
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import LayoutError, PlanError
+from solar.errors import LayoutError, PlanError, refuse_arguments
 from solar.io.hdf5.layouts import inspect
-from solar.io.hdf5.paths import Paths, files_of
+from solar.io.hdf5.paths import Paths, files_of, hint
 from solar.io.reading.reader import read
+from solar.io.system.quantities import count
 from solar.samples.constants import read_constant_attribute
 from solar.samples.dataset import H5Dataset
 from solar.samples.field import Field
@@ -47,6 +49,8 @@ NOT_OF_ROBOMIMIC = {
     "dataset_keys; here they have the type of the file until the loop casts them, as robomimic's does",
     "hdf5_use_swmr": "a file that is being written is not read; without it, the samples are the same",
     "hdf5_normalize_obs": "normalise batches in the loop, as later versions of robomimic do",
+    "action_keys": "name actions in dataset_keys, and join them in the loop",
+    "action_config": "normalise actions in the loop",
     "get_pad_mask": "leave out padded windows by pad_frame_stack=False and pad_seq_length=False",
 }
 
@@ -69,27 +73,25 @@ def clips(
     `transform` gets what it gets from HDF5Dataset: a dict of tensors, with an action for each step of the file. Without
     it nothing runs in Python.
     """
-    _refuse(others, NOT_OF_CLIPS, "HDF5Dataset")
+    refuse_arguments("clips", others, NOT_OF_CLIPS, inspect_signature(clips).parameters)
     steps, skip = _counted("num_steps", num_steps), _counted("frameskip", frameskip)
-    if keys_to_load is None:
-        found = {name.lstrip("/"): layout for name, layout in inspect(files_of(path)[0]).items()}
-        columns = {name: found[name] for name in sorted(found) if "/" not in name and name not in EPISODES}
-    else:
-        columns = inspect(path, {name: name for name in keys_to_load})
-    numbers = [name for name, layout in columns.items() if layout.dtype.kind in "biufc"]
-    for name, layout in columns.items():
-        if name not in numbers:
-            raise LayoutError(
-                f"{layout.paths[0]}: {layout.title} is of {layout.dtype}, and clips are made of numbers: "
-                f"keys_to_load={numbers}"
-            )
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform={transform!r:.60}: it is a function of a clip, a dict of tensors")
+    files = files_of(path)
+    lengths = [_episode_lengths(file) for file in files]
+    columns = _columns(files, keys_to_load, sum(int(one.sum()) for one in lengths))
+    longest = max(int(one.max(initial=0)) for one in lengths)
+    if longest < steps * skip:
+        raise LayoutError(
+            f"{files[0]}: a clip has num_steps={steps} times frameskip={skip} steps, and the longest episode has "
+            f"{longest}: give fewer num_steps, or a smaller frameskip"
+        )
     fields = {
         name: _column(name, layout, steps, skip, joined=transform is None and name == "action")
         for name, layout in columns.items()
     }
     made = None if transform is None else partial(_transformed, transform, steps)
-    data = H5Dataset(path, fields, samples=Windows(lengths="ep_len"), transform=made)
-    _check_offsets(path)
+    data = H5Dataset(files, fields, samples=Windows(lengths="ep_len"), transform=made)
     if skip > 1 and "action" not in columns:  # whose windows would keep room for the steps behind the last one
         data.chosen = _with_room(data, steps * skip)
     return data
@@ -108,30 +110,64 @@ def _column(name: str, layout: Layout, steps: int, skip: int, joined: bool) -> F
     return Field(name, steps=range(steps * skip), shape=shape)
 
 
-def _check_offsets(path: Paths) -> None:
-    """Raises LayoutError unless episodes lie one after another, as windows have them."""
-    for file in files_of(path):
+def _columns(files: list[str], keys: Sequence[str] | None, steps: int) -> dict[str, Layout]:
+    """Returns the columns to load, by name. LayoutError: one of them is none, with those that are."""
+    _check_names("keys_to_load", keys)
+    if keys is not None and not len(keys):
+        raise ValueError(f"keys_to_load={keys!r} names no column: leave it out for all of them")
+    if keys is None:
+        found = {name.lstrip("/"): layout for name, layout in inspect(files[0]).items()}
+        names = [name for name in sorted(found) if "/" not in name and name not in EPISODES]
+    else:
+        names, found = list(keys), {}
+    columns = {name: found[name] if len(files) == 1 and found else inspect(files, name) for name in names}
+    numbers = [name for name in names if columns[name].dtype.kind in "biufc" and columns[name].samples == steps]
+    for name in names:
+        if name not in numbers:
+            rows = columns[name].samples
+            is_of = f"is of {columns[name].dtype}" if rows == steps else f"has {count(rows, 'row')}"
+            raise LayoutError(
+                f"{files[0]}: clips are made of columns of numbers with a row for each of the {steps:,} steps that "
+                f"episodes have, and {name} {is_of}" + (f": give keys_to_load={numbers}" if numbers else "")
+            )
+    if not names:
+        raise LayoutError(f"{files[0]}: there is no column beside ep_len and ep_offset: clips have at least one")
+    return {name: columns[name] for name in names}
+
+
+def _check_names(word: str, names: Any) -> None:
+    if isinstance(names, str):
+        raise TypeError(f"{word}={names!r}: it is a list of names, as [{names!r}]")
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{word}={names!r:.60}: it is a list of names")
+
+
+def _episode_lengths(file: str) -> NDArray[np.int64]:
+    """Returns how many steps each episode has. LayoutError: they do not lie one after another, as windows have them."""
+    try:
         of_lengths, of_offsets = (inspect(file, name) for name in EPISODES)
-        if of_lengths.shape == of_offsets.shape:
-            lengths, offsets = (read(file, name).astype(np.int64) for name in EPISODES)
-            if np.array_equal(offsets, np.cumsum(lengths) - lengths):
-                continue
+    except LayoutError as error:
+        of_robomimic = any(name.startswith("/data/demo") for name in inspect(file))
+        instead = "worldmodel.robomimic(...) reads it" if of_robomimic else "`solar inspect` says how others are read"
         raise LayoutError(
-            f"{file}: {of_offsets.title} does not say that episodes of ep_len steps lie one after another; "
-            "stable-worldmodel's HDF5Writer writes them so"
-        )
+            f"{file}: stable-worldmodel's files tell where episodes lie, by ep_len and ep_offset, and this one does "
+            f"not: {instead} ({str(error).removeprefix(f'{file}: ')})"
+        ) from None
+    if of_lengths.shape == of_offsets.shape and len(of_lengths.shape) == 1 and of_lengths.dtype.kind in "iu":
+        lengths: NDArray[np.int64] = read(file, EPISODES[0]).astype(np.int64)
+        offsets = read(file, EPISODES[1]).astype(np.int64)
+        if np.array_equal(offsets, np.cumsum(lengths) - lengths) and lengths.min(initial=0) >= 0:
+            return lengths
+    raise LayoutError(
+        f"{file}: {of_offsets.title} does not say that episodes of ep_len steps lie one after another; "
+        "stable-worldmodel's HDF5Writer writes them so"
+    )
 
 
 def _with_room(data: H5Dataset, span: int) -> NDArray[np.int64]:
     """Returns the samples from whose place on `span` rows lie in one episode."""
     places = leaves(data.extents)[0].of(np.arange(data.numbers))
     found: NDArray[np.int64] = np.flatnonzero(places.start + span <= places.high)
-    if not len(found):
-        longest = int((places.high - places.low).max())
-        raise LayoutError(
-            f"{leaves(data.layouts)[0].paths[0]}: clips reach over {span} steps, and the longest episode has {longest}:"
-            " give fewer num_steps, or a smaller frameskip"
-        )
     return found
 
 
@@ -166,10 +202,9 @@ def robomimic(
     it. Without `pad_frame_stack`, or `pad_seq_length`, sequences that leave their demonstration there are left out.
     `filter_by_attribute` names a list of demonstrations in the file's group "mask".
     """
-    _refuse(others, NOT_OF_ROBOMIMIC, "SequenceDataset")
-    for name, given in (("obs_keys", obs_keys), ("dataset_keys", dataset_keys)):
-        if isinstance(given, str):
-            raise TypeError(f"{name}={given!r}: it is a list of names, as [{given!r}]")
+    refuse_arguments("robomimic", others, NOT_OF_ROBOMIMIC, inspect_signature(robomimic).parameters)
+    _check_names("obs_keys", obs_keys)
+    _check_names("dataset_keys", dataset_keys)
     before, behind = _counted("frame_stack", frame_stack) - 1, _counted("seq_length", seq_length) - 1
     if goal_mode not in (None, "last"):
         raise ValueError(f'goal_mode={goal_mode!r}: either "last" or None')
@@ -179,6 +214,9 @@ def robomimic(
         )
     if len(files := files_of(hdf5_path)) > 1:
         raise LayoutError(f"{len(files)} files: robomimic's are read one by one; join them with ConcatDataset")
+
+    if not dataset_keys and not obs_keys:
+        raise ValueError("obs_keys and dataset_keys name nothing: a sequence has at least one")
 
     def window(name: str) -> Field:
         return Field(f"/data/*/{name}", steps=range(-before, behind + 1))
@@ -191,12 +229,42 @@ def robomimic(
     fields["obs"] = {name: window(f"obs/{name}") for name in obs_keys}
     if load_next_obs:
         fields["next_obs"] = {name: window(f"next_obs/{name}") for name in obs_keys}
-    if goal_mode:
-        fields["goal_obs"] = {name: goal(name) for name in obs_keys}
-    data = H5Dataset(files, fields, samples=Windows(pad="edge"))
+    try:
+        if goal_mode:
+            fields["goal_obs"] = {name: goal(name) for name in obs_keys}
+        data = H5Dataset(files, fields, samples=Windows(pad="edge"))
+    except LayoutError:
+        _check_demonstrations(files[0], dataset_keys, obs_keys, load_next_obs)
+        raise
     cut = 0 if pad_frame_stack else before, 0 if pad_seq_length else behind
     data.chosen = _places(files[0], leaves(data.layouts)[0], filter_by_attribute, cut)  # in robomimic's order
     return data
+
+
+def _check_demonstrations(file: str, dataset_keys: Sequence[str], obs_keys: Sequence[str], load_next_obs: bool) -> None:
+    """Raises LayoutError if the first demonstration has not all that is asked for, with what it has."""
+    names = inspect(file)
+    first = next((name.split("/")[2] for name in names if name.startswith("/data/") and name.count("/") > 2), None)
+    if first is None:
+        of_clips = {f"/{name}" for name in EPISODES} <= {*names}
+        instead = "worldmodel.clips(...) reads it" if of_clips else "`solar inspect` says how others are read"
+        raise LayoutError(
+            f"{file}: robomimic's files have a group for each demonstration, /data/demo_0 and so on, and this one has "
+            f"none: {instead}"
+        )
+    asked = [("dataset_keys", "", dataset_keys), ("obs_keys", "obs/", obs_keys)]
+    if load_next_obs:
+        asked.append(("obs_keys", "next_obs/", obs_keys))
+    for word, part, keys in asked:
+        above = f"/data/{first}/{part}"
+        found = {name.removeprefix(above): layout.shape for name, layout in names.items() if name.startswith(above)}
+        found = {name: shape for name, shape in found.items() if part or "/" not in name}
+        for key in keys:
+            if key in found:
+                continue
+            if part == "next_obs/" and not found:
+                raise LayoutError(f"{file}: demonstrations have no next_obs: give load_next_obs=False")
+            raise LayoutError(f"{file}: {word} has {key!r}, and {above[:-1]} has not: {hint(key, found, file)}")
 
 
 def _places(file: str, layout: Layout, mask: str | None, cut: tuple[int, int]) -> NDArray[np.int64]:
@@ -242,7 +310,15 @@ def _number_in(file: str, group: str, attribute: str) -> Any:
 
 
 def _names_in_mask(file: str, mask: str, every: dict[str, int]) -> list[str]:
-    names = [name.decode() if isinstance(name, bytes) else str(name) for name in read(file, f"mask/{mask}").tolist()]
+    try:
+        listed = read(file, f"mask/{mask}").tolist()
+    except LayoutError as error:
+        masks = {name.removeprefix("/mask/"): one.shape for name, one in inspect(file).items() if name[:6] == "/mask/"}
+        if mask in masks:
+            raise
+        says = f"its masks are {', '.join(masks)}" if masks else "it has no masks, so leave the argument out"
+        raise LayoutError(f"{file}: filter_by_attribute={mask!r}: there is no /mask/{mask}; {says}") from error
+    names = [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
     for name in names:
         if name not in every:
             raise LayoutError(f"{file}: mask/{mask} names {name}, which /data does not have")
@@ -258,15 +334,8 @@ def _number_of(file: str, name: str) -> int:
 
 
 def _counted(word: str, value: int) -> int:
-    if isinstance(value, bool) or operator.index(value) < 1:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{word}={value!r}: it is a whole number")
+    if operator.index(value) < 1:
         raise ValueError(f"{word}={value!r}: at least 1")
     return operator.index(value)
-
-
-def _refuse(others: dict[str, Any], known: dict[str, str], of: str) -> None:
-    """Raises an error for arguments of a class that mean something we do not do."""
-    for word, value in others.items():
-        if word not in known:
-            raise TypeError(f"{word}= is no argument of {of} that is known here")
-        if value:
-            raise PlanError(f"{word}={value!r} is not taken: {known[word]}")

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from solar.buffer.buffer_memory import placed
-from solar.errors import ReadError, SolarError
+from solar.errors import CodecError, ReadError, SolarError
 from solar.io.system import lifecycle
 from solar.io.system.waiting import GLANCE, WaitTimeout, submitted
 from solar.loader.batch_sources import FORKED
@@ -25,10 +25,15 @@ from solar.samples.source import SampleSource, look_at_files
 
 ITERATOR_CLOSED = "this iterator was closed with its loader"
 UNWANTED = "the batch is no longer wanted"
+UNREADABLE = (ReadError, CodecError)  # errors that a sample's own bytes can cause
 
 Get = Callable[["BatchFuture", float | None], Any]  # gives the value, or raises WaitTimeout after so many seconds
 Act = Callable[["BatchFuture", Any], Any]
 Span = Callable[[], AbstractContextManager[Any]]
+
+
+class LeftOutSample(Exception):
+    """No sample of a batch could be read, so the batch is left out."""
 
 
 class BatchFuture:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,10 @@ from solar.samples.source import SampleSource
 if TYPE_CHECKING:
     from solar.buffer.buffered_pass import BufferedPass
 
-FOLDED = 64  # batches whose counts are added up together
 FORKED = "this iterator's thread is in the process that it was forked from: make a new iterator"
 
 Taken = tuple[Any, tuple[int, ...]]  # a batch, and the counts of making it
 Assemble = Callable[[list[Any]], Any]  # what makes a batch of its fields
-Form = Callable[[np.ndarray[Any, Any]], Any]  # what makes of an array what the user gets
 Left = tuple[PendingBatch | Exception, Any]  # a batch that is being read, or why it failed; and its samples
 
 
@@ -44,46 +42,6 @@ class BatchFeed(Protocol):
 
     def leave(self) -> list[Left]:
         """Returns the batches that are being read, so that the iterator can go on with them."""
-
-
-class DirectSource(BatchFeed, Protocol):
-    """Reads batches, `ahead` of the loop. Native code may take them instead, to copy them to a device."""
-
-    ahead: int
-    samples: int  # of the batch taken last; before the first, those of a batch
-    nbytes: int
-    begun: int  # batches of the epoch that the queue need not begin
-    indices: Iterator[Any]  # what the queue goes on with
-    rows: list[Rows]  # of each field
-    drained: bool  # no more batches are begun
-    ended: bool  # the batch taken last is the last one
-
-    @property
-    def assemble(self) -> Assemble: ...
-
-    @property
-    def left(self) -> int:
-        """The bytes of the batches that are being read, once no more are begun."""
-
-    def called(self) -> Any:
-        """Returns the samples of the batch taken last."""
-
-    # --- for native code that takes batches ----
-
-    def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | _native.ReadAhead | None:
-        """Returns the native object that makes the batches; None if it is not ready within this time.
-
-        `reclaim` is called when somebody else wants its batches: they are given back.
-        """
-
-    def next_samples(self, place: int) -> int:
-        """Returns the size of a batch, by its place behind the one handed out last; 0: there is none yet."""
-
-    def handed(self) -> None:
-        """Counts that the next batch was handed out."""
-
-    def take_back(self, left: list[Any], error: Exception | None) -> None:
-        """Takes the native object back, with batches that were not handed out and the `error` after them."""
 
 
 def assembly(
@@ -113,7 +71,21 @@ def _nested(parts: Any) -> bool:
     return any(isinstance(part, (dict, tuple)) for part in parts)
 
 
-def of_run(buffered_pass: BufferedPass, assemble: Assemble, form: Form | None) -> RunBatches | None:
+def direct_source(
+    buffered_pass: BufferedPass | None,
+    indices: Iterator[Any],
+    source: SampleSource,
+    samples: int,
+    ahead: tuple[int, int],
+) -> DirectSource | None:
+    """Returns what hands out batches of `samples` samples directly; None where they need more work.
+
+    `ahead` is how many batches, and how many bytes, may be read ahead.
+    """
+    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass)
+
+
+def _of_run(buffered_pass: BufferedPass) -> RunBatches | None:
     """Returns the batches that a run makes; None if they are few or differ in size."""
     found = buffered_pass.from_run()
     if found is None:
@@ -124,17 +96,11 @@ def of_run(buffered_pass: BufferedPass, assemble: Assemble, form: Form | None) -
     )  # the last ones are left: one may be smaller, and the end must be seen
     if number < 1 or sizes[0] < 1 or np.any(sizes[:-1] != sizes[0]):
         return None
-    return RunBatches(buffered_pass, assemble, run, first, int(sizes[0]), number, form)
+    return RunBatches(buffered_pass, run, first, int(sizes[0]), number)
 
 
-def of_reader(
-    indices: Iterator[Any],
-    source: SampleSource,
-    assemble: Assemble,
-    samples: int,
-    ahead: int,
-    nbytes_ahead: int,
-    form: Form | None,
+def _of_reader(
+    indices: Iterator[Any], source: SampleSource, samples: int, ahead: int, nbytes_ahead: int
 ) -> ReaderBatches | None:
     """Returns batches that are read one by one; None if they need other work, or are too large to be read ahead."""
     if len(source.datasets) > 1 or samples < 1:
@@ -144,7 +110,7 @@ def of_reader(
     ahead = min(ahead, nbytes_ahead // max(1, nbytes) - 1)
     if not all(one.plain for one in rows) or ahead < 1:
         return None
-    return ReaderBatches(indices, source, assemble, samples, ahead, form)
+    return ReaderBatches(indices, source, samples, ahead)
 
 
 class RunBatches:
@@ -154,17 +120,8 @@ class RunBatches:
     ended = drained = False
     left = 0
 
-    def __init__(
-        self,
-        buffered_pass: BufferedPass,
-        assemble: Assemble,
-        run: Running,
-        first: int,
-        samples: int,
-        number: int,
-        form: Form | None,
-    ) -> None:
-        self.assemble, self.rows, self._form = assemble, run.rows, form
+    def __init__(self, buffered_pass: BufferedPass, run: Running, first: int, samples: int, number: int) -> None:
+        self.rows = run.rows
         self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), buffered_pass.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
@@ -180,7 +137,7 @@ class RunBatches:
             return None
         self.begun += 1  # first: who is interrupted here asks for it no more
         self._run.let_go(number)
-        return found[0] if self._form is None else list(map(self._form, found[0])), (*found[1], 1)
+        return found[0], (*found[1], 1)
 
     def called(self) -> Any:
         """Returns the samples of the batch taken last."""
@@ -191,96 +148,45 @@ class RunBatches:
         return []  # the queue asks the run for them
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
+        """Lends the native object that makes the batches; None if it is not ready within this time.
+
+        `reclaim` is called when somebody else wants its batches: they are given back.
+        """
         self._handed = 0
         return self._run.lend(self._first + self.begun, seconds, reclaim)
 
     def next_samples(self, place: int) -> int:
+        """Returns the size of a batch, by its place behind the one handed out last; 0: there is none yet."""
         return self.samples if self.begun + place < self._end else 0
 
     def handed(self) -> None:
+        """Counts that the next batch was handed out by native code."""
         self.begun += 1
         self._handed += 1
         self._run.passed()
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
+        """Takes the native object back, with batches that were not handed out and the `error` after them."""
         self._run.take_back(self._handed, left, error)
 
 
-class ReaderBatches:
-    """Batches that are read one by one, without a buffer, as many ahead as the iterator would read."""
+class BegunBatches:
+    """The batches that are being read, in order: their samples, and the rows of these. Native code reads them."""
 
-    names: tuple[str, ...] = COUNT_NAMES
+    def __init__(self, indices: Iterator[Any], source: SampleSource, rows: list[Rows], ahead: int) -> None:
+        self.indices, self.ahead, self._source = indices, ahead, source
+        self.native = _native.ReadAhead(Engine.get(), [one.source for one in rows if one.source is not None])
+        self.reading = deque[tuple[Any, Any]]()
+        self.number = 0  # of batches begun in the epoch
+        self.drained = self.exhausted = False  # no more are begun; and there are no more
 
-    def __init__(
-        self,
-        indices: Iterator[Any],
-        source: SampleSource,
-        assemble: Assemble,
-        samples: int,
-        ahead: int,
-        form: Form | None,
-    ) -> None:
-        self.samples, self.ahead, self.assemble, self._form = samples, ahead, assemble, form
-        self.indices, self._source = indices, source
-        self.rows = [one.rows for one in source.first.opened()]
-        self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
-        self.nbytes = samples * self._row_nbytes
-        self._ahead = _native.ReadAhead(Engine.get(), [one.source for one in self.rows if one.source is not None])
-        self._begun_batches = deque[tuple[Any, Any]]()  # of each batch that was begun: its samples, and their rows
-        self._came = deque[Any]()  # received, and not yet handed out
-        self._failed: Exception | None = None
-        self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
-        self._left = False
-        self.drained = False  # no more are begun
-        self._exhausted = self.ended = False  # there are no more; and the last was handed out
-        self.begun = 0
-        self._last: Any = ()
-
-    @property
-    def left(self) -> int:
-        return self._row_nbytes * sum(len(samples) for samples, _ in self._begun_batches)
-
-    def take(self, seconds: float) -> Taken | None:
-        with self._using:
-            self._begin()
-            if self._left or not self._begun_batches:
-                raise NotDirect
-            if not self._came:
-                try:
-                    # In one statement: between two, Ctrl-C could lose the batch.
-                    self._came.extend(map(self._ahead.take, (seconds,)))
-                except Exception as error:
-                    self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
-                    raise NotDirect from None
-            if (came := self._came[0]) is None:
-                self._came.clear()
-                return None
-            if self._left:  # another thread waits here to close the loader
-                raise NotDirect
-            samples = len(self._begun_batches[0][0])
-            values = map(Rows.from_bytes, self.rows, came[0], repeat(samples))
-            found = list(values if self._form is None else map(self._form, values)), came[1]
-            self._came.popleft()
-            self._last, _ = self._begun_batches.popleft()
-            self.samples, self.nbytes = samples, samples * self._row_nbytes
-            self.ended = self._exhausted and not self._begun_batches
-            return found
-
-    def called(self) -> Any:
-        """Returns the samples of the batch taken last."""
-        return self._last
-
-    def tickets(self) -> list[int]:
-        """Returns the tickets of the oldest batch that is being read."""
-        return self._ahead.oldest()
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begins to read batches, as many as may be ahead."""
-        while len(self._begun_batches) <= self.ahead and not self.drained:
+        while len(self.reading) <= self.ahead and not self.drained:
             try:
                 samples = next(self.indices)
             except StopIteration:
-                self.drained = self._exhausted = True
+                self.drained = self.exhausted = True
                 self.indices = iter(())
                 break
             except Exception as error:  # comes after the batches on their way
@@ -290,52 +196,134 @@ class ReaderBatches:
                 if not isinstance(samples, np.ndarray) or not len(samples):
                     raise NotDirect
                 rows = samples if self._source.plain else self._source.locate(samples)[1]
-                self._ahead.begin(np.ascontiguousarray(rows, np.int64))
+                self.native.begin(np.ascontiguousarray(rows, np.int64))
             except Exception:  # whatever it is: in the queue it is known to be of this batch
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break
-            self._begun_batches.append((samples, rows))
-            self.begun += 1
+            self.reading.append((samples, rows))
+            self.number += 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last batch of the epoch was handed out."""
+        return self.exhausted and not self.reading
+
+
+class ReaderBatches:
+    """Batches that are read one by one, without a buffer, as many ahead as the iterator would read."""
+
+    names: tuple[str, ...] = COUNT_NAMES
+
+    def __init__(self, indices: Iterator[Any], source: SampleSource, samples: int, ahead: int) -> None:
+        self.rows = [one.rows for one in source.first.opened()]
+        self.samples = samples
+        self._begun = BegunBatches(indices, source, self.rows, ahead)
+        self._layouts = source.first.layouts
+        self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
+        self._came = deque[Any]()  # received, and not yet handed out
+        self._failed: Exception | None = None
+        self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
+        self._left = False
+        self._last: Any = ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.samples * self._row_nbytes
+
+    @property
+    def ahead(self) -> int:
+        return self._begun.ahead
+
+    @property
+    def begun(self) -> int:
+        return self._begun.number
+
+    @property
+    def indices(self) -> Iterator[Any]:
+        return self._begun.indices
+
+    @property
+    def drained(self) -> bool:
+        return self._begun.drained
+
+    @property
+    def ended(self) -> bool:
+        return self._begun.ended
+
+    @property
+    def left(self) -> int:
+        return self._row_nbytes * sum(len(samples) for samples, _ in self._begun.reading)
+
+    def take(self, seconds: float) -> Taken | None:
+        with self._using:
+            self._begun.begin()
+            reading = self._begun.reading
+            if self._left or not reading:
+                raise NotDirect
+            if not self._came:
+                try:
+                    # In one statement: between two, Ctrl-C could lose the batch.
+                    self._came.extend(map(self._begun.native.take, (seconds,)))
+                except Exception as error:
+                    self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
+                    raise NotDirect from None
+            if (came := self._came[0]) is None:
+                self._came.clear()
+                return None
+            if self._left:  # another thread waits here to close the loader
+                raise NotDirect
+            samples = len(reading[0][0])
+            found = list(map(Rows.from_bytes, self.rows, came[0], repeat(samples))), came[1]
+            self._came.popleft()
+            self._last, _ = reading.popleft()
+            self.samples = samples
+            return found
+
+    def called(self) -> Any:
+        """Returns the samples of the batch taken last."""
+        return self._last
+
+    def tickets(self) -> list[int]:
+        """Returns the tickets of the oldest batch that is being read."""
+        return self._begun.native.oldest()
 
     def leave(self) -> list[Left]:
-        self._left = self.drained = True  # first: nothing is begun any more, and `take` returns soon
+        self._left = self._begun.drained = True  # first: nothing is begun any more, and `take` returns soon
         if not self._using.acquire(timeout=LAST_WAIT):
             return []  # by a thread that hangs in a sampler, or that another process has: nobody asks for these batches
         try:
             found: list[Left] = [self._pending(fields, [0] * len(fields), counts) for fields, counts in self._came]
             if self._failed is not None:
-                found.append((self._failed, self._begun_batches.popleft()[0]))
-            found += [self._pending(*one) for one in self._ahead.leave()]
+                found.append((self._failed, self._begun.reading.popleft()[0]))
+            found += [self._pending(*one) for one in self._begun.native.leave()]
             # Those of the process that this one was forked from:
-            found += [(RuntimeError(FORKED), samples) for samples, _ in self._begun_batches]
+            found += [(RuntimeError(FORKED), samples) for samples, _ in self._begun.reading]
             self._came.clear()
-            self._begun_batches.clear()
+            self._begun.reading.clear()
             return found
         finally:
             self._using.release()
 
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
         """Returns the next batch for the iterator: its memory, with tickets where it is still being read."""
-        samples, rows_of_batch = self._begun_batches.popleft()
+        samples, rows_of_batch = self._begun.reading.popleft()
         parts = list[PendingField]()
         for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):
             values = rows.from_bytes(memory, len(samples))
             work = Ticket.begun(ticket, memory, (0,) * len(counts) if parts else counts)
             parts.append(PendingField([Pending(values, work, values.nbytes)], None, rows_of_batch))
-        return PendingBatch(self._source.first.layouts, parts), samples
+        return PendingBatch(self._layouts, parts), samples
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.ReadAhead | None:
-        return self._ahead
+        return self._begun.native
 
     def next_samples(self, place: int) -> int:
-        self._begin()
-        return len(self._begun_batches[place][0]) if place < len(self._begun_batches) else 0
+        self._begun.begin()
+        return len(self._begun.reading[place][0]) if place < len(self._begun.reading) else 0
 
     def handed(self) -> None:
-        self._last, _ = self._begun_batches.popleft()
+        self._last, _ = self._begun.reading.popleft()
         self.samples = len(self._last)
-        self.nbytes = self.samples * self._row_nbytes
-        self.ended = self._exhausted and not self._begun_batches
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
         self._came.extend(left)
@@ -345,3 +333,6 @@ class ReaderBatches:
 def _raising(error: Exception) -> Iterator[Any]:
     raise error
     yield
+
+
+DirectSource: TypeAlias = RunBatches | ReaderBatches  # native code may take their batches, to copy them to a device

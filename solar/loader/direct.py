@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,23 +11,14 @@ from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here, profiling
 from solar.loader.batch_queue import BatchFuture, failed_batch
 from solar.loader.batch_sources import (
-    FOLDED,
+    Assemble,
     BatchFeed,
     DirectSource,
     NotDirect,
-    ReaderBatches,
-    RunBatches,
-    assembly,
-    of_reader,
-    of_run,
 )
-from solar.loader.collate import Collation
+from solar.loader.stats import FOLDED
 from solar.samplers.epoch_position import EpochPosition
 from solar.samples.pending import PendingBatch
-from solar.samples.source import SampleSource
-
-if TYPE_CHECKING:
-    from solar.buffer.buffered_pass import BufferedPass
 
 
 class DirectBatches:
@@ -38,8 +28,16 @@ class DirectBatches:
     batches.
     """
 
-    def __init__(self, source: DirectSource, feed: BatchFeed, stats: Any, position: EpochPosition, waits: bool) -> None:
-        self.source, self.feed = source, feed
+    def __init__(
+        self,
+        source: DirectSource,
+        feed: BatchFeed,
+        assemble: Assemble,
+        stats: Any,
+        position: EpochPosition,
+        waits: bool,
+    ) -> None:
+        self.source, self.feed, self._assemble = source, feed, assemble
         self._stats, self._position, self._waits = stats, position, waits
         self._noted, self._held = stats.noted, source.ahead * source.nbytes  # between two batches
         position.taken = source.called  # who asks calls it
@@ -63,7 +61,7 @@ class DirectBatches:
                 raise NotDirect
         parts, counts = came
         there = time.perf_counter()
-        data = source.assemble(parts)
+        data = self._assemble(parts)
         self._position.advance()
         now = time.perf_counter()
         self._noted.append(
@@ -102,21 +100,6 @@ def begun_batch(pending: PendingBatch | Exception, samples: Any, making: BatchMa
     return future
 
 
-def direct_source(
-    buffered_pass: BufferedPass | None,
-    indices: Iterator[Any],
-    source: SampleSource,
-    collation: Collation | None,
-    samples: int,
-    ahead: tuple[int, int],
-) -> RunBatches | ReaderBatches | None:
-    """Returns what hands out batches of `samples` samples directly; None where they need more work.
-
-    `ahead` is how many batches, and how many bytes, may be read ahead.
-    """
-    assemble = None if collation is None else assembly(source, collation.as_they_are, list)
-    if assemble is None:
-        return None
-    if buffered_pass is None:
-        return of_reader(indices, source, assemble, samples, *ahead, torch.from_numpy)
-    return of_run(buffered_pass, assemble, torch.from_numpy)
+def of_tensors(assemble: Assemble) -> Assemble:
+    """Returns what makes a batch of tensors out of arrays, without a copy."""
+    return lambda arrays: assemble([*map(torch.from_numpy, arrays)])

@@ -5,23 +5,37 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.buffer.buffer import begin_pass
 from solar.errors import ReadError, SolarError
+from solar.io.channels.progress import waiting
+from solar.io.reading.engine import Engine, Ticket
+from solar.io.reading.run import Running
 from solar.loader.batch import profiling, span
-from solar.loader.batch_queue import ITERATOR_CLOSED, BatchFuture, BatchQueue, begin_epoch, failed_batch
-from solar.loader.direct import DirectBatches, direct_source
-from solar.loader.first_batch import waited_for
-from solar.loader.skipping import UNREADABLE, LeftOutSample, skipping
+from solar.loader.batch_queue import (
+    ITERATOR_CLOSED,
+    UNREADABLE,
+    BatchFuture,
+    BatchQueue,
+    LeftOutSample,
+    begin_epoch,
+    failed_batch,
+)
+from solar.loader.batch_sources import ReaderBatches, assembly, direct_source
+from solar.loader.direct import DirectBatches, of_tensors
 from solar.loader.workers import BatchStarter
 from solar.samplers.epoch_position import EpochPosition, Indices
 from solar.samples.pending import NBYTES_AHEAD
 from solar.samples.source import SampleSource
+
+if TYPE_CHECKING:
+    from solar.loader.skipping import SkippingSource
 
 
 class Draws(_BaseDataLoaderIter):
@@ -70,7 +84,7 @@ class EpochIterator(Draws):
         ahead, nbytes = loader.ahead or source.batches_ahead, NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         begin = partial(_start, self._starter, self._auto_collation)  # it must not lead back to this iterator
         self._queue = BatchQueue(self._sampler_iter, position, begin, loader._stats, ahead, nbytes)
-        self._skipping = skipping(loader, source)  # it looks for bad samples on the host, also if decoded elsewhere
+        self._skipping = _skipping(loader, source)
         self._device_transform = loader.device_transform
         self._handed_out: float | None = (
             None  # when the last batch was, 0.0: there is none that counts; None: nothing is prepared
@@ -239,11 +253,15 @@ class EpochIterator(Draws):
         queue, landing, size = self._queue, self._starter.landing, self._sampler_state.batch_size or 0
         buffered_pass, collation = self._starter.buffered_pass, self._starter.making.collation
         limits = queue.ahead, queue.ahead_nbytes
-        found = direct_source(buffered_pass, queue.indices, source, collation, size, limits)
+        assemble = None if collation is None else assembly(source, collation.as_they_are, list)
+        if assemble is None:
+            return
+        found = direct_source(buffered_pass, queue.indices, source, size, limits)
         if found is not None:
             feed = found if landing is None else landing.landed_batches(found)
             if feed is not None:
-                self._direct = DirectBatches(found, feed, queue.stats, self.position, waits=not self._timeout)
+                form = of_tensors(assemble) if landing is None else assemble
+                self._direct = DirectBatches(found, feed, form, queue.stats, self.position, waits=not self._timeout)
 
     def _begin(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; again after Ctrl-C."""
@@ -309,9 +327,58 @@ class EpochIterator(Draws):
             self._release()
 
 
+def _skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
+    """Returns what finds the readable samples of a batch: on the host, even if it is decoded elsewhere."""
+    if loader.on_error == "raise":
+        return None
+    from solar.loader.skipping import skipping
+
+    return skipping(loader, source)
+
+
 def _start(starter: BatchStarter, auto_collation: bool, indices: Any, number: int) -> BatchFuture:
     samples = indices if auto_collation else [indices]
     try:
         return starter.start(samples, number)
     except Exception as error:
         return failed_batch(error, samples)
+
+
+# The progress of an epoch's first batch, which is shown while it is read.
+
+
+def waited_for(passing: Any) -> Any:
+    """Returns the first batch of an EpochIterator, and shows its progress meanwhile."""
+    return waiting("reading the first batch", passing._next_data, percent(lambda: last_ticket(passing)), 100, "%")
+
+
+def percent(last: Callable[[], int]) -> Callable[[], int | None]:
+    """Returns a function that tells how much of the reading up to the engine's `last` ticket is done; None: unknown.
+
+    Reads of another loader of this process count, too.
+    """
+    before, _ = Engine.progress(0)
+    most: int | None = None
+
+    def done() -> int | None:
+        nonlocal most
+        if (ticket := last()) > 0:
+            of, all_ = (pieces - before for pieces in Engine.progress(ticket))
+            most = max(most or 0, 100 * of // max(1, all_))
+        return most
+
+    return done
+
+
+def last_ticket(passing: Any) -> int:
+    """Returns the engine's last ticket that the oldest batch waits for; 0: there is none yet, or it is unknown."""
+    try:
+        if passing._starter.buffered_pass is not None:
+            run = passing._starter.buffered_pass.run
+            return run.due() if isinstance(run, Running) else 0
+        if passing._direct is not None and isinstance(source := passing._direct.source, ReaderBatches):
+            return max(source.tickets())
+        works = (part.work for one in passing._queue.oldest.pending.fields for part in one.parts)
+        return max((one.number for one in works if isinstance(one, Ticket)), default=0)
+    except (AttributeError, IndexError, ValueError):  # it comes, or goes, meanwhile
+        return 0

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import torch
 import torch.utils.data
@@ -23,12 +23,10 @@ from solar.errors import PlanError
 from solar.io.system.cores import own_cores
 from solar.loader.batch import BatchMaker
 from solar.loader.iterator import EpochIterator
-from solar.loader.skipping import OnError, check_on_error
 from solar.loader.stats import Stats
 from solar.loader.workers import Workers
 from solar.samplers.epoch_position import EpochPosition, SamplerState
-from solar.samplers.order_arguments import is_mixture
-from solar.samplers.samplers import PlanBatchSampler, PlanSampler
+from solar.samplers.samplers import PlanBatchSampler, PlanSampler, is_mixture
 from solar.samples.dataset import H5Dataset
 from solar.samples.source import SampleSource, sample_source
 
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from solar.loader.adopt import AdoptedPass, AdoptedReads
     from solar.loader.report import Report
 
+OnError = Literal["raise", "skip"]
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
 
@@ -467,3 +466,11 @@ def _check_given(ahead: Any, generator: Any) -> None:
         raise TypeError(f"ahead={ahead!r}: it is a number of batches, or None") from None
     if batches < 1:
         raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
+
+
+def check_on_error(on_error: Any) -> OnError:
+    """Returns the option on_error. Raises ValueError unless it is a known word."""
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error={on_error!r}: it is 'raise' or 'skip'")
+    word: OnError = on_error
+    return word

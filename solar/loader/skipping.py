@@ -6,12 +6,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from solar.errors import CodecError, PlanError, ReadError
 from solar.io.channels import detect
+from solar.loader.batch_queue import UNREADABLE, LeftOutSample
 from solar.samples.pending import leaves
 from solar.samples.source import SampleSource
 from solar.values import Layout
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from solar.io.reading.reader import Pending
 
 Place = tuple[int, int, int, int]  # H5Dataset, field, part and line of chunks; or -1 and the row
-OnError = Literal["raise", "skip"]
 MANY = 100  # unreadable samples in a row: then the file or its storage is to blame, not a sample
-UNREADABLE = (ReadError, CodecError)  # errors that a sample's own bytes can cause
 NOT_ALONE = (
     "on_error='skip': not one of the {samples} samples of a batch of this rank can be read, and were the batch left "
     "out, the other ranks would wait for ever: {error}"
@@ -31,10 +30,6 @@ NOT_ALONE = (
 SAMPLE = re.compile(r"(?<=, sample )\d+(?=, offset )")  # in an error: the one for which the chunk was read
 
 log = logging.getLogger("solar")
-
-
-class LeftOutSample(Exception):
-    """No sample of a batch could be read, so the batch is left out."""
 
 
 class SkippingSource:
@@ -166,10 +161,8 @@ def _error_of(started: Pending | Exception, seconds: float | None) -> Exception 
     return None
 
 
-def skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
-    """Returns the SkippingSource for an iterator; None if it is not used. Raises PlanError if impossible."""
-    if loader.on_error == "raise":
-        return None
+def skipping(loader: Any, source: SampleSource) -> SkippingSource:
+    """Returns the SkippingSource for an iterator. Raises PlanError if it cannot be used."""
     ranks = getattr(loader._sampler_state.with_epochs, "num_replicas", 1)
     if ranks > 1 and loader.exchange != "off" and loader.buffer not in (0, "0"):
         raise PlanError(
@@ -181,11 +174,3 @@ def skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
     with suppress(PlanError):
         ranks = max(ranks, detect().ranks)
     return SkippingSource(source, ranks == 1, loader._stats.skip)
-
-
-def check_on_error(on_error: Any) -> OnError:
-    """Returns the option on_error. Raises ValueError unless it is a known word."""
-    if on_error not in get_args(OnError):
-        raise ValueError(f"on_error={on_error!r}: it is 'raise' or 'skip'")
-    word: OnError = on_error
-    return word

@@ -21,6 +21,7 @@ TOTALS = ("epochs", "batches", "samples", "skipped", "batch_bytes", "device_byte
 SECONDS = ("busy_seconds", "device_copy_seconds", "device_decode_seconds")
 PEAKS = {"resident_bytes": "peak_bytes", "landed_bytes": "device_peak_bytes"}  # the largest value of each
 LEVELS = (*PEAKS, *PEAKS.values(), "device_resident_samples", "device_resident_bytes")  # which rise and fall
+FOLDED = 64  # batches whose counts are added up together
 ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
     "requests", "calls", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits",
@@ -31,6 +32,12 @@ NATIVE = (  # summed over batches
 # the garbage collector may do that in the midst of anything. Taken around fork, so that no child inherits it locked.
 _LOCK = threading.RLock()
 lifecycle.hold_over_fork(_LOCK)
+
+
+# A batch reaches Stats in one of two ways: `noted`, and later `fold` (direct batches, solar.arrays, torch's iterators),
+# or `handed_out` (the queue of EpochIterator). Copies to a device are counted apart, by `waited` and `device_took`. A
+# new counter is a line of TOTALS, and is counted in both ways. FAMILIES in metrics.py, `_amounts` in report.py, KEYS
+# in tests/stats_kit.py and the list in docs/guide.md name it.
 
 
 class Stats:
@@ -159,13 +166,17 @@ class Stats:
     def split(self, seconds: float, counts: Mapping[str, int]) -> None:
         """Divides the wait for a batch: other ranks, then storage and decoding in proportion to the threads' time.
 
-        A batch that a run made (`made_by_run`) without reading came from the buffer.
+        A batch that a run made (`made_by_run`) without reading came from the buffer. Of one that the Dataset's own
+        Python made (`made_by_dataset`) no more is known.
         """
         with _LOCK:
             self._split(seconds, counts)
 
     def _split(self, seconds: float, counts: Mapping[str, int]) -> None:
         waits, cause, share = self._waits, "storage", 0.0
+        if "made_by_dataset" in counts:
+            waits["dataset"] += seconds
+            return
         if "made_by_run" in counts and not counts.get("bytes_read", 0) + counts.get("bytes_mapped", 0):
             cause = "buffer"
         if decoding := counts.get("decode_ns", 0):

@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import (
 
 from solar.loader.batch_queue import ITERATOR_CLOSED
 from solar.loader.iterator import Draws
+from solar.loader.stats import FOLDED
 from solar.samplers.epoch_position import EpochPosition, Indices, has_state
 
 
@@ -205,6 +206,8 @@ def load_storage(pickled: bytes) -> Any:
 
 log = logging.getLogger("solar")
 
+MADE_BY_DATASET = ("made_by_dataset",)  # the only count of a batch that torch's engine made
+
 
 class _Counted(_BaseDataLoaderIter):
     """Makes one of torch's iterators count what it hands out. Its draws and batches stay torch's."""
@@ -233,28 +236,31 @@ class _Counted(_BaseDataLoaderIter):
         return self._sampler_iter.position
 
     def _next_data(self) -> Any:
-        position = self.position
+        position, stats = self._sampler_iter.position, self._stats
         asked_at = time.perf_counter()
-        if self._handed_out:
-            self._stats.busy(asked_at - self._handed_out)
+        busy = asked_at - self._handed_out if self._handed_out else 0.0
         self._came = self._num_workers == 0
         try:
             data = self._next_of_torch(position)
         except StopIteration:
+            stats.busy(busy)
             self._finish(position)
             raise
         except Exception:  # which was this batch; the next one comes after it
+            stats.busy(busy)
             if self._came:
                 position.advance(self._number)
             raise
-        self._stats.batch(position.advance(self._number), 0, {})
+        samples, came = position.advance(self._number), time.perf_counter()
+        # Counting is left to Stats, which does it when it is asked or after several batches.
+        stats.noted.append((busy, came - asked_at, 0.0, samples, 0, MADE_BY_DATASET, (1,)))
+        if len(stats.noted) >= FOLDED:
+            stats.fold()
         if self._bar is not None:
             self._bar.update()
-        came = time.perf_counter()
-        self._stats.waited("dataset", came - asked_at)
         if self._landing is not None:
             data = self._landing.handed_out(self._landing.land(data))
-            self._stats.waited("device copy", time.perf_counter() - came)
+            stats.waited("device copy", time.perf_counter() - came)
         if self._device_transform is not None:
             data = self._device_transform(data)
         self._handed_out = time.perf_counter()
@@ -313,9 +319,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         super().__init__(loader)
         self._adopted = loader._adopted_pass(self._dataset_fetcher, self.position)
         restore_iterator(self._dataset_fetcher, self._loaded_states)
-        self.position.parts = partial(begin_states, self._dataset_fetcher)
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self.position.worker_batches = self.position.all_batches
+        given = self.position.all_batches if self._dataset_kind == _DatasetKind.Iterable else list
+        self.position.carried = partial(carried_states, partial(begin_states, self._dataset_fetcher), given)
 
     def _next_index(self) -> Any:
         if self._adopted is None:
@@ -326,6 +331,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         if self._closed and not position.finished:
             raise RuntimeError(ITERATOR_CLOSED)
         if self._adopted is None or self._adopted.adopted.left_alone:
+            if self._passing == []:
+                return _SingleProcessDataLoaderIter._next_data(self)  # type: ignore[no-untyped-call]
             return super()._next_of_torch(position)
         with self._adopted:
             return super()._next_of_torch(position)
@@ -359,10 +366,9 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         super()._reset(loader, first_iter)
         if not first_iter:
             self._carried.begin_again()
-        self.position.parts = self._carried.state
-        self.position.in_any_order = not getattr(self, "_in_order", True)
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self.position.worker_batches = self._carried.worker_batches.copy
+        given = self._carried.worker_batches.copy if self._dataset_kind == _DatasetKind.Iterable else list
+        self.position.carried = partial(carried_states, self._carried.state, given)
+        self.position.order.in_any_order = not getattr(self, "_in_order", True)
 
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
@@ -392,7 +398,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     def _process_data(self, data: Any, *worker: int) -> Any:
         self._came = True
-        if self.position.in_any_order and self._dataset_kind == _DatasetKind.Map:
+        if self.position.order.in_any_order and self._dataset_kind == _DatasetKind.Map:
             self._number = self.position.number_of(self._sent)  # torch hands out what came last
         data = self._carried.hand_out(data, *worker)
         self._worker = self._carried.last
@@ -412,6 +418,19 @@ def _worker_states(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
         workers,
     )
     return {}
+
+
+def carried_states(
+    states: Callable[[bool], dict[str, Any]], given: Callable[[], list[int]], begun: bool
+) -> dict[str, Any]:
+    """Returns what a loader's state says about its dataset: the states of its parts, else the batches it has given.
+
+    `given` returns the batches of each worker of an iterable dataset. A new epoch, where `begun` is False, has none.
+    """
+    if parts := states(begun):
+        return {"parts": parts}
+    counts = given() if begun else []
+    return {"given": counts} if sum(counts) else {}
 
 
 def begin_states(fetcher: Any, begun: bool) -> dict[str, Any]:

@@ -32,11 +32,77 @@ def check_gaps_of(order: IndexStream) -> None:
         )
 
 
+class DrawnBatches:
+    """The index batches of a pass that were drawn and not handed out, and how many were.
+
+    They are numbered in the order in which they are drawn, and are mostly handed out in that order. Batches handed out
+    before an earlier one (in_order=False) are kept in `early`, so that a state says exactly which are left.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.samples = 0  # batches that were handed out without a gap, and their samples
+        self.mark: Any = None  # of the last of these
+        self.early: set[int] = set()  # numbers above `first` that were handed out
+        self._waiting: deque[tuple[int, Any, Any]] = deque()  # batches from `first` on: size, mark, samples
+        self._gaps = _NO_GAPS  # of the state that the pass was resumed from
+        self.starts: Array | None = None  # of all batches of the pass, drawn in one go: they have no marks
+
+    def resume(self, gaps: dict[str, Any]) -> None:
+        """Begins with the batches that a state says were handed out early."""
+        self._gaps = gaps
+        self.early = set(range(gaps["of"])).difference(gaps["left"])
+
+    def append(self, samples: int, mark: Any, batch: Any) -> bool:
+        """Counts a batch as drawn. Returns whether it is still to be handed out."""
+        number = self.first + len(self._waiting)
+        self._waiting.append((samples, mark, batch))
+        if self.early:
+            self._close_gap()
+        return number >= self._gaps["of"] or number in self._gaps["left"]
+
+    def number_of(self, sent: int) -> int:
+        """Returns the number of the batch that was given out as number `sent`."""
+        left: list[int] = self._gaps["left"]
+        return left[sent] if sent < len(left) else self._gaps["of"] + sent - len(left)
+
+    def hand_out(self, number: int | None) -> tuple[int, Any] | None:
+        """Takes the next batch, or the one with this number. Returns its size and samples; None if none was drawn."""
+        if self.starts is not None:
+            self.first += 1
+            begin, self.samples = self.samples, int(self.starts[min(self.first, len(self.starts) - 1)])
+            return self.samples - begin, None
+        if not self._waiting:
+            return None
+        if number is None and not self.early:  # as nearly always
+            samples, self.mark, batch = self._waiting.popleft()
+            self.samples += samples
+            self.first += 1
+            return samples, batch
+        number = self.first if number is None else number
+        samples, _, batch = self._waiting[number - self.first]
+        self.early.add(number)
+        self._close_gap()
+        return samples, batch
+
+    def _close_gap(self) -> None:
+        while self.first in self.early and self._waiting:
+            self.early.remove(self.first)
+            samples, self.mark, _ = self._waiting.popleft()
+            self.samples += samples
+            self.first += 1
+
+    def gaps(self) -> dict[str, Any] | None:
+        """Returns which batches before the last one handed out are left; None if all were handed out in order."""
+        if not self.early:
+            return None
+        behind = range(self.first, max(self.early))
+        left = [number - self.first for number in behind if number not in self.early]
+        return {"of": max(self.early) + 1 - self.first, "left": left}
+
+
 class EpochPosition:
     """One pass over the samples: how it began, and how far the consumer has come. Drawing is ahead of the consumer.
 
-    Index batches are numbered in the order in which they are drawn, and are mostly handed out in that order. Batches
-    handed out before an earlier one (in_order=False) are kept in `_early`, so that a state says exactly which are left.
     Any thread may advance it and ask for its state.
     """
 
@@ -45,109 +111,71 @@ class EpochPosition:
         self.epoch = epoch
         self.repeat = 0  # how often in a row this epoch was begun before
         self.base_seed: int | None = None
-        self.begun = False  # the first index was drawn
-        self.finished = False
+        self.begun = self.finished = False  # the first index was drawn; the last batch was handed out
         self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
         self.batches = 0  # handed out
         self.taken: Any = ()  # the samples of the batch handed out last
-        self.in_any_order = False  # batches are handed out as they come
-        # The dataset's own states: as they are now, or (False) as a new epoch would begin.
-        self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
-        self.worker_batches: Callable[[], list[int]] = list  # batches of each worker, of an iterable dataset
+        # Entries of the state about the dataset: as it is now, or (False) as a new epoch would begin.
+        self.carried: Callable[[bool], dict[str, Any]] = lambda begun: {}
+        self._drawn = DrawnBatches()
         self._lock = threading.Lock()
-        self._drawn: deque[tuple[int, Any, Any]] = deque()  # batches from number `_first` on: size, mark, samples
-        self._first = self._samples = 0  # batches that were handed out without a gap, and their samples
-        self._mark: Any = None  # of the last of these
-        self._early: set[int] = set()  # numbers above `_first` that were handed out
-        self._gaps = _NO_GAPS  # of the state that it was resumed from
-        self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
 
     def resume(self, loaded: dict[str, Any]) -> None:
         """Begins after a loaded state."""
         self.before = loaded["batches"], loaded["samples"]
-        self._gaps = loaded.get("gaps", _NO_GAPS)
-        self._early = set(range(self._gaps["of"])).difference(self._gaps["left"])
+        self._drawn.resume(loaded.get("gaps", _NO_GAPS))
 
     def draw(self, batch: Any) -> bool:
         """Counts a drawn index batch. Returns whether it is still to be handed out."""
         samples = 1 if self.order.batch_sampler is None else len(batch)
         with self._lock:
-            number = self._first + len(self._drawn)
-            # The native engine knows them by itself, and an epoch of lists would take much memory.
-            self._drawn.append((samples, self.order.mark(batch), () if self.order.as_arrays else batch))
-            if self._early:
-                self._close_gap()
-            return number >= self._gaps["of"] or number in self._gaps["left"]
+            # The native engine knows its batches by itself, and an epoch of lists would take much memory.
+            return self._drawn.append(samples, self.order.mark(batch), () if self.order.as_arrays else batch)
 
     def draw_all(self, starts: Array) -> None:
         """Counts all index batches as drawn."""
-        self._starts = starts
+        self._drawn.starts = starts
 
     @property
     def has_gaps(self) -> bool:
         """Whether some batches are to be passed over, because they were handed out before others."""
-        return bool(self._early)
+        return bool(self._drawn.early)
 
     def number_of(self, sent: int) -> int:
         """Returns the number of the index batch that was given out as number `sent`."""
-        left: list[int] = self._gaps["left"]
-        return left[sent] if sent < len(left) else self._gaps["of"] + sent - len(left)
+        return self._drawn.number_of(sent)
 
     def advance(self, number: int | None = None) -> int:
         """Counts a batch as handed out: the next, or the one with this number. Returns how many samples it has."""
         self.order.asked()
         with self._lock:
-            if self._starts is not None:
-                self.batches += 1
-                begin, last = self._samples, len(self._starts) - 1
-                self._samples = int(self._starts[min(self.batches, last)])
-                return self._samples - begin
-            if not self._drawn:  # what failed was the sampler
+            found = self._drawn.hand_out(number)
+            if found is None:  # what failed was the sampler
                 return 0
             self.batches += 1
-            if number is None and not self._early:  # as nearly always
-                samples, self._mark, self.taken = self._drawn.popleft()
-                self._samples += samples
-                self._first += 1
-                return samples
-            number = self._first if number is None else number
-            samples, _, self.taken = self._drawn[number - self._first]
-            self._early.add(number)
-            self._close_gap()
+            samples, batch = found
+            if batch is not None:
+                self.taken = batch
             return samples
-
-    def _close_gap(self) -> None:
-        while self._first in self._early and self._drawn:
-            self._early.remove(self._first)
-            samples, self._mark, _ = self._drawn.popleft()
-            self._samples += samples
-            self._first += 1
 
     def counts(self) -> dict[str, int]:
         """Returns how many samples of each class or source all ranks together have had in this epoch."""
-        return self.order.counts(self.epoch, self.order.consumed(self.before[1], self._without_gap, self._samples))
-
-    @property
-    def _without_gap(self) -> int:
-        return self._first if self._starts is None else self.batches
+        consumed = self.order.consumed(self.before[1], self._drawn.first, self._drawn.samples)
+        return self.order.counts(self.epoch, consumed)
 
     def state(self) -> dict[str, Any]:
-        if self.in_any_order:
+        if self.order.in_any_order:
             check_gaps_of(self.order)
         batches, samples = self.before
         with self._lock:
             state = {
-                "batches": batches + self._without_gap,
-                "samples": self.order.consumed(samples, self._without_gap, self._samples),
-                "order": self.order.tell(self._mark),
+                "batches": batches + self._drawn.first,
+                "samples": self.order.consumed(samples, self._drawn.first, self._drawn.samples),
+                "order": self.order.tell(self._drawn.mark),
             }
-            if self._early:
-                behind = range(self._first, max(self._early))
-                left = [number - self._first for number in behind if number not in self._early]
-                state["gaps"] = {"of": max(self._early) + 1 - self._first, "left": left}
-        if parts := self.parts(True):
-            return state | {"parts": parts}
-        return state | {"given": counts} if sum(counts := self.worker_batches()) else state
+            if (gaps := self._drawn.gaps()) is not None:
+                state["gaps"] = gaps
+        return state | self.carried(True)
 
     def all_batches(self) -> list[int]:
         """The batches handed out since the epoch began, as one number."""
@@ -395,8 +423,8 @@ class SamplerState:
             if position is not None and position.finished:
                 state["epoch"] = max(self.epoch, position.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": saved}
-            if position is not None and (parts := position.parts(not position.finished)):
-                state["parts"] = parts
+            carried = {} if position is None else position.carried(not position.finished)
+            state |= {"parts": carried["parts"]} if "parts" in carried else {}
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
             state["base_seed"] = base_seed
         return state

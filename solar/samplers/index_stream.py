@@ -85,6 +85,7 @@ class IndexStream:
     guessed = False  # its later passes follow from what the training does
     fixed = True  # it is the same whether it is drawn now or later
     draws = False  # random numbers from generators of torch's or the user's, when the first batch is drawn
+    in_any_order = False  # batches are handed out as workers make them
     in_advance = 0  # index batches that torch's workers are given when a pass begins; 0: there are none
     draws_base_once = False  # persistent workers: torch draws a base seed only once, not for each pass
 

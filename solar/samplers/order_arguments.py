@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from solar.samplers.orders import (
     by_weights,
     in_given_order,
 )
+from solar.samplers.samplers import is_mixture
 from solar.samples.pending import leaves
 from solar.samples.source import sample_source
 
@@ -143,12 +143,6 @@ def sample_lengths(dataset: Any, value: Any) -> NDArray[Any]:
             )
         found[which == number] = own.length[rows[which == number]]
     return found
-
-
-def is_mixture(dataset: object) -> TypeGuard[Mixture]:
-    """Returns whether it is a solar.Mixture, without importing that module, which needs torch."""
-    module = sys.modules.get("solar.samplers.mixture")
-    return module is not None and isinstance(dataset, module.Mixture)
 
 
 def mixed_order(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:

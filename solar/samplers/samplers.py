@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy as np
 from solar import _native
 from solar.errors import PlanError, renamed_arguments
 from solar.io.channels import detect
-from solar.samplers.order_arguments import Amount, Column, Order, PerClass, choose_order
 from solar.samplers.orders import EpochOrder
 from solar.samplers.orders import Indices as Indices
 from solar.samplers.states import check_by, check_order
@@ -25,6 +24,9 @@ from solar.samples.torch_bases import MODULE, torch_base
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
+
+    from solar.samplers.mixture import Mixture
+    from solar.samplers.order_arguments import Amount, Column, Order, PerClass
 
     TorchDistributedSampler = DistributedSampler[int]
     TorchBatchSampler = BatchSampler
@@ -139,10 +141,14 @@ class PlanSampler(TorchDistributedSampler):
         drop = drop_last if tail is None else tail == "drop"
         # What torch's DistributedSampler sets. It is not called, for it is there only where torch is imported.
         self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
+        if not isinstance(seed, SupportsIndex):
+            raise TypeError(f"seed={seed!r:.60}: it is a whole number, which all ranks give alike")
         self.epoch, self.drop_last, self.shuffle, self.seed = 0, drop, shuffle, seed
         self.tail: Tail = tail or ("drop" if drop else "pad")
         by = {"weights": weights, "labels": labels, "per_class": per_class, "groups": groups, "order": order}
         by |= {"by_length": by_length, "run": run, "study": study, "block": block, "window": window}
+        from solar.samplers.order_arguments import choose_order
+
         self.by = choose_order(dataset, by, num_samples, shuffle)  # None: torch's shuffle
         self.total_size = self._size(self.length)
         self.num_samples = self.total_size // num_replicas
@@ -443,7 +449,13 @@ def seeded(samples: int, seed: int) -> Indices:
     if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and (MODULE not in sys.modules or _as_torch()):
         found: Indices = _native.randperm(samples, seed)
         return found
-    import torch  # which draws in another way for so many
+    try:
+        import torch  # which draws in another way for so many
+    except ModuleNotFoundError:
+        raise PlanError(
+            f"to shuffle {samples:,} samples with seed={seed} needs PyTorch: pip install torch, or give "
+            "a seed from 0 on, and fewer than 214 million samples"
+        ) from None
 
     return permutation(samples, torch.Generator("cpu").manual_seed(seed))
 
@@ -465,3 +477,9 @@ def distributed_order(samples: int, seed: int | None) -> Indices:
     order = ascending(samples) if seed is None else seeded(samples, seed)
     order.setflags(write=False)
     return order
+
+
+def is_mixture(dataset: object) -> TypeGuard[Mixture]:
+    """Returns whether it is a solar.Mixture, without importing that module, which needs torch."""
+    module = sys.modules.get("solar.samplers.mixture")
+    return module is not None and isinstance(dataset, module.Mixture)

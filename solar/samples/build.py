@@ -15,14 +15,11 @@ from solar.io.hdf5.paths import Paths
 from solar.io.reading.reader import read
 from solar.samples.crops import Crops, Slices, crops_of, slice_maps
 from solar.samples.field import Field
-from solar.samples.in_groups import in_groups, maps_in_groups
-from solar.samples.joined import joined_of
 from solar.samples.pending import leaves, mapped
 from solar.samples.protocol import SampleMap, by_sample
 from solar.samples.ragged import CSR, Ragged
-from solar.samples.random_rows import random_rows
 from solar.samples.row_windows import Steps
-from solar.samples.unequal import field_name, of_groups, of_rows
+from solar.samples.unequal import field_name, in_groups, of_groups, of_rows
 from solar.samples.windows import Windows, extents_of
 from solar.values import By, Layout
 
@@ -58,6 +55,8 @@ def build(
         pattern = "" if samples == "groups" else samples
         return _arrange(fields, of_groups(path, leaves(fields), pattern, cache))
     if in_groups(path, leaves(fields)):
+        from solar.samples.in_groups import maps_in_groups
+
         if collective_open or reader != "auto":
             raise LayoutError(
                 "rows of groups are looked for by each rank, and read natively: leave collective_open= and reader= out"
@@ -145,14 +144,25 @@ def map_fields(
     if any(field and field.file for field in field_arguments):
         if windows and any(field and field.by for field in field_arguments):
             raise LayoutError(f"{layouts[0].files[0]}: {layouts[0].title}: `by` joins rows, and samples are windows")
+        from solar.samples.joined import joined_of
+
         apart = joined_of(layouts, field_arguments)
         if not windows:
             return [*apart]
     if not windows:
-        return [random_rows(layout, field) for layout, field in zip(layouts, field_arguments, strict=True)]
+        return [_random_rows(layout, field) for layout, field in zip(layouts, field_arguments, strict=True)]
     places = samples if isinstance(samples, Windows) else Windows()
     whole = extents_of(path, layouts, steps, places, looking["cache"], collective_open=looking["collective_open"])
     return [whole.of_fields((one,)) for one in steps]
+
+
+def _random_rows(layout: Layout, field: Field | None) -> SampleMap | None:
+    """Returns the map of random rows of each sample; None if the field has no `rows`."""
+    if field is None or field.rows is None:
+        return None
+    from solar.samples.random_rows import random_rows
+
+    return random_rows(layout, field.rows, field.seed)
 
 
 def make_slices(axis: int | tuple[int, ...], steps: Steps) -> Slices:

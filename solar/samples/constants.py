@@ -18,7 +18,7 @@ from solar.io.hdf5.layouts import THREADS, inspect
 from solar.io.hdf5.packing import attribute_of
 from solar.io.hdf5.paths import Paths, files_of
 from solar.io.reading.reader import Rows
-from solar.samples.field import Field
+from solar.samples.field import Field, is_constant
 from solar.samples.pending import arranged, leaves, mapped
 from solar.samples.ragged import BatchForm, Ragged
 from solar.values import GroupNames, Layout
@@ -56,11 +56,6 @@ class Constant:
         lengths = np.diff(self.first)[numbers]
         behind = np.cumsum(lengths) - lengths
         return np.repeat(self.first[numbers] - behind, lengths) + np.arange(int(lengths.sum())), lengths
-
-
-def is_constant(field: Any) -> bool:
-    """Returns whether a field is a constant of each file, or each group."""
-    return isinstance(field, Field | Ragged) and field.constant
 
 
 def constant_of(path: Paths, field: Any, groups: GroupNames | None, cache: Folder) -> Constant:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError
 from solar.io.hdf5.layouts import inspect
 from solar.io.reading.reader import Rows
-from solar.samples.boxes import Boxes, Places, drawn_places, grid, listed_places
 from solar.samples.row_windows import Steps
 from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.samples.boxes import Boxes, Places
 
 Look = Callable[[str], Layout]  # the Layout of a dataset of the same files
 
@@ -138,6 +140,8 @@ def slice_maps(layouts: Sequence[Layout], slices: Sequence[Slices | None], every
 
 
 def boxes_of_slices(layout: Layout, slices: Slices, reach: tuple[int, int], every: int) -> Boxes:
+    from solar.samples.boxes import Boxes, grid
+
     axes, said = _axes_of(layout, slices.axes)
     rows = np.diff(layout.part_first).tolist()
     if 0 not in axes:
@@ -245,6 +249,8 @@ def _check_voxels(layout: Layout, box: tuple[int, ...]) -> None:
 
 def _boxes(layout: Layout, places: Places, k: int, rows: bool) -> Boxes:
     """Builds the boxes of a dataset at these places; with k = 0 each row is taken whole."""
+    from solar.samples.boxes import Boxes
+
     rank = len(layout.shape)
     own = rank - k
     heights = (1,) if rows else (_same_rows(layout, "all are taken"),) if own else ()
@@ -281,6 +287,8 @@ def _check_counts(layouts: Sequence[Layout], found: Sequence[Boxes | None]) -> N
 
 
 def crop_places(look: Look, layout: Layout, whole: Volumes, crops: Crops) -> Places:
+    from solar.samples.boxes import drawn_places, grid, listed_places
+
     volumes, lengths = whole
     fits = [one if n else crops.shape for n, one in zip(volumes, lengths, strict=True)]  # without a volume: none is cut
     if crops.at == "random":

@@ -164,6 +164,8 @@ def by_numpy(
             np.copyto(out, instead, where=np.isnan(out))
 
 
+# An option is an argument and an attribute of Field, a check in field_checks.py, a step of `convert` and `_convert`,
+# its effect on `_shape`, and a part of `_facts`. A device applies a Field in finish.py and options.py of solar/device.
 OPTIONS = (
     *("steps", "axis", "file", "by", "column", "constant", "attribute", "rows", "at", "seed"),
     *("shape", "select", "axes", "dtype", "mean", "std", "cf", "missing"),
@@ -524,3 +526,8 @@ class Field:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Field, self.name, **self._options), ()
+
+
+def is_constant(field: Any) -> bool:
+    """Returns whether a field is a constant of each file, or each group."""
+    return getattr(field, "constant", False) is True

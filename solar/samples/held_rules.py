@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from solar.io.channels.frames import Fault, Refused
 from solar.io.hdf5.box_blocks import box_layout
 from solar.io.hdf5.layouts import inspect
-from solar.samples.in_groups import in_groups, maps_in_groups
+from solar.samples.in_groups import maps_in_groups
 from solar.samples.ragged import CSR, RAGGED_BY, Ragged, columns_of
 from solar.samples.row_blocks import why_not_blocks
 from solar.samples.row_windows import RowWindows
-from solar.samples.unequal import of_groups
+from solar.samples.unequal import in_groups, of_groups
 from solar.values import Layout
 
 if TYPE_CHECKING:

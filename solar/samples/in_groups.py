@@ -19,12 +19,6 @@ from solar.samples.windows import Windows, extents_of
 from solar.values import Layout
 
 
-def in_groups(path: Paths, fields: Sequence[Any]) -> bool:
-    """Returns whether samples are rows of many groups: whether a field's name has stars."""
-    starred = any(isinstance(field_name(field), str) and "*" in field_name(field) for field in fields)
-    return starred and any(is_pattern(files_of(path)[0], field_name(field)) for field in fields)
-
-
 def maps_in_groups(
     path: Paths, fields: Sequence[Any], samples: Any, cache: Folder
 ) -> tuple[list[Layout], list[SampleMap | None]]:

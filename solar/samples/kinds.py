@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from solar.io.reading.reader import Rows
-from solar.io.reading.stage import Tier
 from solar.samples.field import Field
 from solar.samples.field_reader import FieldReader, Read
 from solar.samples.protocol import HeldMap, SampleMap
 from solar.values import Layout
 
 if TYPE_CHECKING:
+    from solar.io.reading.stage import Tier
     from solar.samples.ragged_reader import RaggedFieldReader
 
 Held = list[tuple[Layout, HeldMap | None]]

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.samples.field import Field
 from solar.values import Layout
 
 Numbers = NDArray[np.int64]
@@ -78,14 +77,12 @@ class RandomRows:
         return found
 
 
-def random_rows(layout: Layout, field: Field | None) -> RandomRows | None:
-    """Returns the sample map of a field with rows=, or None. LayoutError: a sample has fewer rows."""
-    if field is None or field.rows is None:
-        return None
+def random_rows(layout: Layout, rows: int, seed: int) -> RandomRows:
+    """Returns the sample map of so many random rows. Raises LayoutError if a sample has fewer."""
     shape = layout.sample_shape
-    if not shape or shape[0] < field.rows:
+    if not shape or shape[0] < rows:
         has = f"{shape[0]:,} rows" if shape else "no rows: it is a single value"
         raise LayoutError(
-            f"{layout.paths[0]}: {layout.title}: rows={field.rows:,} random rows of each sample, and a sample has {has}"
+            f"{layout.paths[0]}: {layout.title}: rows={rows:,} random rows of each sample, and a sample has {has}"
         )
-    return RandomRows(layout.samples, shape[0], field.rows, field.seed)
+    return RandomRows(layout.samples, shape[0], rows, seed)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solar.errors import ReadError
-from solar.io.reading.stage import tier_warnings
 from solar.io.system.identity import check_unchanged
 from solar.io.system.profile import stored_or_guessed
 from solar.io.system.waiting import WaitTimeout, within
@@ -129,6 +128,10 @@ class SampleSource:
     def staging(self) -> str:
         """Returns warnings about the folders of local copies, one per line; none if all is well."""
         tiers = dict.fromkeys(one.tier for one in self.datasets if one.tier is not None)
+        if not tiers:
+            return ""
+        from solar.io.reading.stage import tier_warnings
+
         return "\n".join(filter(None, map(tier_warnings, tiers)))
 
     @cached_property

@@ -7,9 +7,9 @@ from typing import Any
 
 from solar.errors import LayoutError
 from solar.io.hdf5.chunk_index import Folder
-from solar.io.hdf5.groups import grouped
+from solar.io.hdf5.groups import grouped, is_pattern
 from solar.io.hdf5.layouts import Samples, check_counts, inspect
-from solar.io.hdf5.paths import Paths
+from solar.io.hdf5.paths import Paths, files_of
 from solar.samples.field import Field
 from solar.samples.protocol import by_sample
 from solar.samples.ragged import CSR, RAGGED_BY, Ragged, RaggedRows, columns_of, columns_of_groups
@@ -87,3 +87,9 @@ def _check_of_groups(field: Any) -> None:
 def field_name(field: Any) -> Any:
     """Returns the dataset that a field is made of."""
     return getattr(field, "name", field)
+
+
+def in_groups(path: Paths, fields: Sequence[Any]) -> bool:
+    """Returns whether samples are rows of many groups: whether a field's name has stars."""
+    starred = any(isinstance(field_name(field), str) and "*" in field_name(field) for field in fields)
+    return starred and any(is_pattern(files_of(path)[0], field_name(field)) for field in fields)

@@ -85,8 +85,10 @@ class SingleNode:
 class ClusterMessages(Protocol):
     """Carries messages between the nodes, and makes bulk channels for samples."""
 
-    rank: int
-    ranks: int
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None: ...
     def begin(self, one: Cluster) -> None: ...
@@ -99,8 +101,7 @@ class Cluster:
     """One of several services that read one data set. All of them go through the same rounds: see `all`."""
 
     def __init__(self, letters: ClusterMessages, data: SharedData, number: int) -> None:
-        self.key, self.number = data.facts, number  # of the data; and how often they had begun with them
-        self.rank, self.ranks = letters.rank, letters.ranks
+        self.number = number  # how often they had begun with these data
         self._letters, self._data = letters, data
         self._round = 0  # what all do together next
         self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
@@ -108,12 +109,30 @@ class Cluster:
         self._over = ""  # why
         self._ended: set[int] = set()  # ranks that have said that they end, or of which nothing more is heard
         self._telling = threading.Lock()  # nothing is told after the word that this one ends
-        self.begun = False  # there is somebody to hear what comes
         nodes = np.arange(self.ranks, dtype=np.int32)
         self._sharing = Sharing(data.pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
-        self._regions = [piece.region for piece in self._sharing.planned()]
         self._changed = threading.Condition()
-        self._give_up: Callable[[str], None] = lambda why: None
+        self._give_up: Callable[[str], None] | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this node."""
+        return self._letters.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of nodes."""
+        return self._letters.ranks
+
+    @property
+    def key(self) -> str:
+        """The facts by which the other nodes know these data."""
+        return self._data.facts
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is somebody to hear what comes."""
+        return self._give_up is not None
 
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
         self._changed, self._give_up = changed, give_up
@@ -137,7 +156,8 @@ class Cluster:
         with self._changed:
             self._ended.update(ranks)
             self._changed.notify_all()
-            self._give_up(why)  # before those who wake here ask whether it is over
+            if self._give_up is not None:
+                self._give_up(why)  # before those who wake here ask whether it is over
             return len(self._ended) == self.ranks - 1
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
@@ -171,7 +191,8 @@ class Cluster:
         return [found.get(rank, Said(value, arrays)) for rank in range(self.ranks)]
 
     def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
-        return [replace(one, region=region) for one, region in zip(pieces, self._regions, strict=True)]
+        planned = self._sharing.planned()
+        return [replace(one, region=own.region) for one, own in zip(pieces, planned, strict=True)]
 
     def uses(self, own: Iterable[SampleUses]) -> list[SampleUses]:
         parts = list(own)

@@ -66,7 +66,7 @@ def ledger_nbytes(most: int) -> int:
 
 def member_nbytes(member: Member) -> int:
     """Returns the memory of a member's orders and of its ledger."""
-    orders = [*member.epochs]
+    orders = [*member.order.epochs]
     arrays = [one for uses in orders for one in (uses.which, uses.rows, uses.starts) if one is not None]
     return sum(one.nbytes for one in arrays) + ledger_nbytes(member.most)
 

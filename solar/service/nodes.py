@@ -1,4 +1,4 @@
-"""Nodes: connects the services of several nodes, which MPI started together, and carries their messages."""
+"""Nodes: the services of several nodes, which MPI started together, their messages, and the data that all read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,11 @@ def agreed(found: Peers, trouble: SolarError | None) -> None:
         raise trouble
 
 
-class Nodes:
-    """Carries messages between the services of several nodes. Any thread may send; one listens."""
+Hear: TypeAlias = Callable[[int, dict[str, Any], list[NDArray[Any]]], None]  # from which rank, what, and its arrays
+
+
+class NodeMessages:
+    """The messages between the services of several nodes. Any thread may send; one listens, and notes who is silent."""
 
     def __init__(self, found: Peers) -> None:
         self.rank, self.ranks = found.rank, found.ranks
@@ -81,30 +84,25 @@ class Nodes:
         until_others(
             polling(self._post.ready), "this service", lambda: "those of other nodes", MEET_WITHIN, found.check
         )
-        self._mail = numbered_mail(found.check)
-        self._others = [rank for rank in range(self.ranks) if rank != self.rank]
-        self._lock, self._posting = threading.RLock(), threading.Lock()
-        self._halls: dict[tuple[str, int], Cluster] = {}  # until all nodes have ended them
-        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # messages to those that are to begin here
-        self._ended: dict[str, int] = {}  # by data, how often they have ended
-        self._refused: dict[str, str] = {}  # data that a node does not read, and why
-        self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
-        self._mails, self._nap = 0, SHORTEST
+        self._posting = threading.Lock()
+        self._nap = SHORTEST
         self._last_sent = 0.0  # when anything was told last
-        self._silent = dict.fromkeys(self._others, 0.0)  # for how many seconds each has said nothing
+        # For how many seconds each of the others has said nothing.
+        self._silent = {rank: 0.0 for rank in range(self.ranks) if rank != self.rank}
         self._parted: set[int] = set()  # ranks that have told their last
         self._sent_last = False
         self._over = threading.Event()
-        self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
-        self._stop: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._listen, name="solar-nodes", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self, take_part: Callable[[Any, list[NDArray[Any]]], None], stop: Callable[[], None]) -> None:
-        """Begins to listen. `take_part` begins with data that another node names; `stop` ends this service."""
-        self._take_part, self._stop = take_part, stop
-        self._thread.start()
+    def start(self, hear: Hear, drop: Callable[[str], None], stop: Callable[[], None]) -> None:
+        """Begins to listen: `hear` gets each message.
 
-    # --- what this node tells ----
+        `drop` ends, for a reason, what all read together while another node is silent. If one is gone, `stop` ends this
+        service, too.
+        """
+        thread = threading.Thread(target=self._listen, args=(hear, drop, stop), name="solar-nodes", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
         """Sends a message to all other nodes. Messages of a node arrive in order; its last one ends them."""
@@ -114,9 +112,145 @@ class Nodes:
         )
         self._nap, self._last_sent = SHORTEST, time.monotonic()  # an answer may come soon
         with self._posting, reached():
-            for rank in [] if self._sent_last else self._others:
+            for rank in [] if self._sent_last else self._silent:
                 self._post.send(rank, whole)
             self._sent_last = self._sent_last or letter["is"] == "last"
+
+    def tell_end(self, letter: dict[str, Any]) -> None:
+        """Tells the other nodes that this one ends something. Some may be gone: it ends in any case."""
+        try:
+            self.tell(letter)
+        except SolarError as error:
+            log.info("the other services cannot be told that this one ends something: %s", error)
+
+    # --- what this node hears ----
+
+    def _listen(self, hear: Hear, drop: Callable[[str], None], stop: Callable[[], None]) -> None:
+        last = time.monotonic()
+        try:
+            while not self._over.wait(self._nap):
+                last = self._look(last)
+                if why := self.silence():
+                    drop(why)
+                self._nap = min(2 * self._nap, LONGEST)
+                for rank in self._silent:
+                    with reached():
+                        letter = self._post.poll(rank)
+                    if letter is not None:
+                        if self._silent[rank] > SILENT:
+                            log.info("rank %d of %d services is heard again", rank, self.ranks)
+                        self._silent[rank] = 0.0
+                        self._take(rank, letter, hear)
+                        self._nap = SHORTEST
+                self._check()
+        except Exception as error:  # nobody else would see it; and who has died ends all
+            if self._over.is_set() or self.all_end():
+                return
+            log.error("the services of several nodes end: %s", error)
+            drop(str(error))
+            stop()
+
+    def _look(self, last: float) -> float:
+        """Says that this node is alive, and notes for how long each of the others is silent. Returns the time."""
+        now = time.monotonic()
+        if now - self._last_sent > SAYS_SO:
+            self.tell({"is": "here"})
+        for rank in (one for one in self._silent if one not in self._parted):
+            before = self._silent[rank]
+            self._silent[rank] += min(now - last, STOOD)
+            if self._silent[rank] > LOST:
+                raise ReadError(f"rank {rank} of {self.ranks} services has said nothing for {LOST:g} s")
+            if before <= SILENT < self._silent[rank]:
+                log.warning("%s", self._of_silent(rank))
+        return now
+
+    def _take(self, rank: int, letter: bytes, hear: Hear) -> None:
+        (length,) = LETTER_HEAD.unpack_from(letter)
+        header = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
+        arrays, at = list[NDArray[Any]](), LETTER_HEAD.size + length
+        for kind, count in header["arrays"]:
+            arrays.append(np.frombuffer(letter, kind, count, at))
+            at += arrays[-1].nbytes
+        if header["is"] == "last":
+            self._parted.add(rank)
+        elif header["is"] != "here":
+            hear(rank, header, arrays)
+
+    def _silent_ranks(self) -> list[int]:
+        """Returns the ranks that have sent nothing for too long."""
+        return [rank for rank, seconds in self._silent.items() if seconds > SILENT]
+
+    def silence(self) -> str:
+        """Says which rank has sent nothing for too long, if there is one."""
+        return next(map(self._of_silent, self._silent_ranks()), "")
+
+    def _of_silent(self, rank: int) -> str:
+        return (
+            f"rank {rank} of {self.ranks} services has said nothing for {SILENT:g} s: until it does trainings read by "
+            "themselves"
+        )
+
+    # --- the end ----
+
+    def close(self) -> None:
+        """Stops listening after all nodes have sent their last message, since MPI would make them wait."""
+        self.tell_end({"is": "last"})
+        try:
+            with reached():
+                until(polling(self._nobody_to_wait_for), ALL_END_WITHIN)
+        except SolarError as error:
+            log.info("%s", error)
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(LETTER_GRACE)
+
+    def _nobody_to_wait_for(self) -> bool:
+        """Returns whether each of the others has ended and knows that this one has, or is silent."""
+        ended = [rank for rank in self._parted if not self._post.needed(rank)]
+        listens = self._thread is not None and self._thread.is_alive()
+        return not listens or {*self._silent_ranks(), *ended} == {*self._silent}
+
+    def all_end(self) -> bool:
+        """Returns whether all other nodes have sent their last message."""
+        return len(self._parted) == len(self._silent)
+
+
+class Nodes:
+    """The services of several nodes, and the data that they read together."""
+
+    def __init__(self, found: Peers) -> None:
+        self._messages = NodeMessages(found)
+        self._mail = numbered_mail(found.check)
+        self._mails = 0  # bulk channels so far
+        self._lock = threading.RLock()
+        self._halls: dict[tuple[str, int], Cluster] = {}  # until all nodes have ended them
+        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # messages to those that are to begin here
+        self._ended: dict[str, int] = {}  # by data, how often they have ended
+        self._refused: dict[str, str] = {}  # data that a node does not read, and why
+        self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
+        self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
+        self._stop: Callable[[], None] = lambda: None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this node."""
+        return self._messages.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of nodes."""
+        return self._messages.ranks
+
+    def start(self, take_part: Callable[[Any, list[NDArray[Any]]], None], stop: Callable[[], None]) -> None:
+        """Begins to listen. `take_part` begins with data that another node names; `stop` ends this service."""
+        self._take_part, self._stop = take_part, stop
+        self._messages.start(self._hear, self._drop_all, stop)
+
+    # --- what this node tells ----
+
+    def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Sends a message to all other nodes."""
+        self._messages.tell(letter, arrays)
 
     def tell_open(self, own: Sequence[str]) -> set[str]:
         """Returns the data that jobs of any node have opened. `own` are those of this node."""
@@ -140,8 +274,8 @@ class Nodes:
 
     def check(self, data: SharedData) -> None:
         """Raises Refused if another node does not read these data, or does not answer."""
-        if (silent := self._says_nothing()) is not None:
-            raise Refused(self._of_silent(silent), again=True)
+        if silent := self._messages.silence():
+            raise Refused(silent, again=True)
         with self._lock:
             if why := self._refused.get(data.facts):
                 raise Refused(why)
@@ -158,7 +292,6 @@ class Nodes:
     def begin(self, one: Cluster) -> None:
         """Delivers to a part what has arrived for it, from now on."""
         with self._lock:
-            one.begun = True
             for early in self._early.pop((one.key, one.number), []):
                 one.came(*early)
 
@@ -181,86 +314,13 @@ class Nodes:
             number = 1 + self._ended.get(key, 0) if number is None else number
             self._ended[key] = max(self._ended.get(key, 0), number)
             self._early.pop((key, number), None)
-        self._say({"is": "bye", "key": key, "number": number, "why": why, "final": final})
-
-    def _say(self, letter: dict[str, Any]) -> None:
-        """Tells the other nodes, some of which may be gone: this node ends the part in any case."""
-        try:
-            self.tell(letter)
-        except SolarError as error:
-            log.info("the other services cannot be told that this one ends something: %s", error)
+        self._messages.tell_end({"is": "bye", "key": key, "number": number, "why": why, "final": final})
 
     # --- what this node hears ----
 
-    def _listen(self) -> None:
-        last = time.monotonic()
-        try:
-            while not self._over.wait(self._nap):
-                last = self._look(last)
-                self._nap = min(2 * self._nap, LONGEST)
-                for rank in self._others:
-                    with reached():
-                        letter = self._post.poll(rank)
-                    if letter is not None:
-                        if self._silent[rank] > SILENT:
-                            log.info("rank %d of %d services is heard again", rank, self.ranks)
-                        self._silent[rank] = 0.0
-                        self._hear(rank, letter)
-                        self._nap = SHORTEST
-                self._check()
-        except Exception as error:  # nobody else would see it; and who has died ends all
-            if self._over.is_set() or self._all_end():
-                return
-            log.error("the services of several nodes end: %s", error)
-            self._drop_all(str(error))
-            self._stop()
-
-    def _look(self, last: float) -> float:
-        """Says that this node is alive, and ends what all read together if another one is silent. Returns the time."""
-        now = time.monotonic()
-        if now - self._last_sent > SAYS_SO:
-            self.tell({"is": "here"})
-        for rank in (one for one in self._others if one not in self._parted):
-            before = self._silent[rank]
-            self._silent[rank] += min(now - last, STOOD)
-            if self._silent[rank] > LOST:
-                raise ReadError(f"rank {rank} of {self.ranks} services has said nothing for {LOST:g} s")
-            if before <= SILENT < self._silent[rank]:
-                log.warning("%s", self._of_silent(rank))
-        if (silent := self._says_nothing()) is not None:
-            self._drop_all(self._of_silent(silent))
-        return now
-
-    def _drop_all(self, why: str) -> None:
-        """Ends what all read together without waiting for the other nodes."""
-        with self._lock:
-            gone, self._halls = [*self._halls.values()], {}
-        for one in gone:
-            one.over(why, self._others)
-
-    def _says_nothing(self) -> int | None:
-        """Returns a rank that has sent nothing for too long."""
-        return next((rank for rank, seconds in self._silent.items() if seconds > SILENT), None)
-
-    def _of_silent(self, rank: int) -> str:
-        return (
-            f"rank {rank} of {self.ranks} services has said nothing for {SILENT:g} s: until it does trainings read by "
-            "themselves"
-        )
-
-    def _hear(self, rank: int, letter: bytes) -> None:
-        (length,) = LETTER_HEAD.unpack_from(letter)
-        header = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
-        arrays, at = list[NDArray[Any]](), LETTER_HEAD.size + length
-        for kind, count in header["arrays"]:
-            arrays.append(np.frombuffer(letter, kind, count, at))
-            at += arrays[-1].nbytes
-        if header["is"] == "here":
-            return
+    def _hear(self, rank: int, header: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         if header["is"] == "stop":
             self._stop()
-        elif header["is"] == "last":
-            self._parted.add(rank)
         elif header["is"] == "open":
             with self._lock:
                 self._open[rank] = header["data"]
@@ -301,36 +361,27 @@ class Nodes:
             with self._lock:
                 self._halls.pop((key, number), None)
 
+    def _drop_all(self, why: str) -> None:
+        """Ends what all read together without waiting for the other nodes."""
+        with self._lock:
+            gone, self._halls = [*self._halls.values()], {}
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        for one in gone:
+            one.over(why, others)
+
     # --- the end ----
 
     def stop_all(self) -> None:
         """Ends the services of all nodes."""
-        self._say({"is": "stop"})
+        self._messages.tell_end({"is": "stop"})
 
     def close(self) -> None:
-        """Stops listening after all nodes have sent their last message, since MPI would make them wait."""
-        self._say({"is": "last"})
-        try:
-            with reached():
-                until(polling(self._nobody_to_wait_for), ALL_END_WITHIN)
-        except SolarError as error:
-            log.info("%s", error)
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join(LETTER_GRACE)
-
-    def _nobody_to_wait_for(self) -> bool:
-        """Returns whether each of the others has ended and knows that this one has, or is silent."""
-        silent = [rank for rank, seconds in self._silent.items() if seconds > SILENT]
-        ended = [rank for rank in self._parted if not self._post.needed(rank)]
-        return not self._thread.is_alive() or {*silent, *ended} == {*self._others}
-
-    def _all_end(self) -> bool:
-        return len(self._parted) == len(self._others)
+        """Stops listening after all nodes have sent their last message."""
+        self._messages.close()
 
     def leave(self) -> None:
         """Leaves MPI. If another node did not end, MPI would wait for it for ever, so the launcher has to end them."""
-        if not self._all_end():
+        if not self._messages.all_end():
             log.error("the services of other nodes do not answer: what began them is told to end them")
             sys.stderr.flush()
             mpi = mpi_module()

@@ -60,7 +60,6 @@ class StragglerPolicy:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._at = self._room = clock()  # of the last look, and when one more could be announced last
-        self._holders: list[Member] = []  # who have not made the oldest step that is kept
         self._changes = 0  # of the plan, for paces alone
         self._wanted = 0.0
         self.elsewhere = 0.0  # seconds that the fastest job of other nodes takes for a batch
@@ -73,17 +72,20 @@ class StragglerPolicy:
         self._passed = self._full = self._lost = 0.0  # seconds: all, without room, and in which one held back others
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
 
-    def look(self, waited: float, room: bool, members: Sequence[Member], elsewhere: bool = False) -> None:
+    def look(
+        self, waited: float, room: bool, members: Sequence[Member], holders: Sequence[Member], elsewhere: bool = False
+    ) -> None:
         """Notes what has happened since the last call.
 
         `waited` is for how long there has been no room for another step; `room`: there is room to announce one;
-        `elsewhere`: jobs of other nodes wait for their batches.
+        `holders` had not made the oldest step that was kept at the last call; `elsewhere`: jobs of other nodes wait for
+        their batches.
         """
         now = clock()
         passed, self._at = now - self._at, now
         if room:
             self._room = now
-        full = min(max(waited, now - self._room), passed) if self._holders else 0.0  # or all room is being read into
+        full = min(max(waited, now - self._room), passed) if holders else 0.0  # or all room is being read into
         waiting = [one for one in members if one.waiting] if full else []
         planned = [one for one in waiting if one.announced < one.planned]  # the others wait for a plan
 
@@ -91,36 +93,35 @@ class StragglerPolicy:
             return elsewhere or any(other is not one for other in others)
 
         for one in members:
-            made, holds = one.look(now), full if one in self._holders else 0.0
-            one.stood = one.stood + holds if holds and not made and waits_for(one, waiting) else 0.0
+            made, holds = one.pace.look(now, one.ledger), full if one in holders else 0.0
+            one.pace.stood = one.pace.stood + holds if holds and not made and waits_for(one, waiting) else 0.0
             if holds and waits_for(one, planned) and self._is_late(one):
-                one.held += holds
+                one.pace.held += holds
             else:
-                one.held = max(0.0, one.held - passed * TOLERATED / (1 - TOLERATED))
+                one.pace.held = max(0.0, one.pace.held - passed * TOLERATED / (1 - TOLERATED))
         self._passed += passed
         self._full += full
         self._lost += full if planned or elsewhere else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
         """Returns the jobs that the others no longer wait for. `holders` still need the oldest step."""
-        self._holders = holders
-        return [one for one in holders if max(one.held, one.stood) > self._of(one, members)]
+        return [one for one in holders if max(one.pace.held, one.pace.stood) > self._of(one, members)]
 
     def _of(self, member: Member, members: Sequence[Member]) -> float:
         """Returns how many seconds a job may still delay the others."""
         beside = (one for one in members if one is not member and one.process == member.process)
         least = self.seconds / (IN_TURN if any(one.waiting for one in beside) else 1)
-        return min(max(least, 4 * typical(member.lately)), LONGEST * self.seconds)
+        return min(max(least, 4 * typical(member.pace.lately)), LONGEST * self.seconds)
 
     def _is_late(self, member: Member) -> bool:
         """Returns whether a job is slower than planned. The job that sets the pace of all never is."""
-        own = typical(member.lately)
+        own = typical(member.pace.lately)
         return not own or own * member.rate > ALIKE * self._step
 
     def rates(self, members: Sequence[Member]) -> list[float]:
         """Returns how many batches per step each job gets."""
         reading = (self._passed - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
-        seconds = [typical(one.lately) for one in members]
+        seconds = [typical(one.pace.lately) for one in members]
         self._wanted = step_of([*seconds, self.elsewhere], reading) if any(seconds) else 0.0
         return rates([*seconds, self.elsewhere], reading)[:-1]
 
@@ -131,7 +132,7 @@ class StragglerPolicy:
         after twice as many, and so on up to a quarter of an epoch, and done once the present plan has cost as much.
         """
         there = [one for one in turns if not one.member.left]
-        longest = max((one.member.longest for one in there), default=0)
+        longest = max((one.member.order.longest for one in there), default=0)
         if self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4)):
             return False
         pairs = [(one.rate, rate) for one, rate in zip(there, self.rates([one.member for one in there]), strict=True)]

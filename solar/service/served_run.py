@@ -1,4 +1,7 @@
-"""ServedRun: takes batches from a service, and reads them itself where the service does not."""
+"""ServedRun: takes batches from a service, and reads them itself where the service does not.
+
+Membership: its job in the service.
+"""
 
 from __future__ import annotations
 
@@ -37,69 +40,40 @@ class ServedUses(NamedTuple):
     uses: SampleUses
     batches: SampleUses
 
+    @property
+    def end(self) -> int:
+        """The number after the last."""
+        return self.base + len(self.uses.starts) - 1
 
-class ServedRun:
-    """The batches of passes in order, each copied from what a service reads, or read by this process."""
 
-    parts: tuple[Any, ...] = ()
-    nbytes = 0
-    staged = COPIED
+class Membership:
+    """A job in a service: it joins, copies batches, is left behind, and joins again, until the service has gone."""
+
+    def __init__(self, connection: ServiceConnection) -> None:
+        self.closing = False  # what the service says from now on is not worth a warning
+        self.refused = FAR_OFF  # the first batch that it does not belong to
+        self._connection: ServiceConnection | None = connection
+        self._guest: _native.Guest | None = None
+        self._first, self._job = 0, -1  # the number here of its first batch, and its own
+        self._refusal = ""  # why the service refused it last
+        self._timed_out = False  # the last batch did not come
+        self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
+        self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
 
     @property
     def lost(self) -> bool:
         """Whether the service has gone."""
         return self._connection is None
 
-    def __init__(self, connection: ServiceConnection) -> None:
-        self.appended = self.released = 0
-        self.broken = False  # a service begins its own run anew
-        self._connection: ServiceConnection | None = connection
-        self._fields = connection.fields
-        self._held = connection.held
-        self._epochs: list[ServedUses] = []
-        self._here: dict[int, Any] = {}
-        self._unwanted: set[int] = set()
-        self._next = 0  # batch to be got
-        self._guest: _native.Guest | None = None
-        self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
-        self._refusal = ""  # why the service refused it last
-        self._timed_out = False  # the last batch did not come
-        self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
-        self._refused = FAR_OFF  # the first batch that it does not belong to
-        self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
-        self._changed = threading.Condition()
-        self._closing = False
-        self._failed: Exception | None = None  # what ended the thread
-        self._counts = {"served": 0, "alone": 0}
-        self._thread: Background | None = None
+    @property
+    def joined(self) -> bool:
+        """Whether the service makes batches for it."""
+        return self._guest is not None
 
-    # --- what is wanted ----
-
-    def append(self, sizes: Any, scripts: Any, parcels: Any = None) -> None:
-        """Adds these batches after all others."""
-        with self._changed:
-            base, self.appended = self.appended, self.appended + len(sizes)
-            left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needs_more()]
-            self._epochs = [*left, ServedUses(base, self._held.uses(scripts), scripts)]
-            if self._guest is not None:
-                self._more(base, self._epochs[-1].uses)
-            else:  # it joins when it is there: others would wait for it
-                self._refused = min(self._refused, base)
-                if base == self._next:  # and is wanted at once: it is read while the service is asked
-                    with suppress(SolarError):  # whoever waits hears it when the thread meets it, too
-                        self._here[base], self._next = self._begin(base), base + 1
-            if self._thread is None:
-                self._thread = in_background(self._get)
-            self._changed.notify_all()
-
-    def _needs_more(self) -> int:
-        """Returns the first batch that is still to be fetched or assembled."""
-        return min([self._next, *self._here])
-
-    def _more(self, base: int, uses: SampleUses) -> None:
+    def more(self, base: int, uses: SampleUses) -> None:
         """Sends the order of later batches. Joins again if the service refuses because batches are larger."""
         if self._ask({"is": "more", "job": self._job}, "noted", uses) is None:
-            self._refused = min(self._refused, base)
+            self.refused = min(self.refused, base)
 
     def _ask(self, message: dict[str, Any], wanted: str, order: SampleUses) -> list[int] | None:
         """Sends a message. Returns the descriptors of the answer; None if the service refuses or has gone."""
@@ -116,24 +90,29 @@ class ServedRun:
                 logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._connection.path, error
             )
         except ReadError as error:
-            self._lost(error)
+            self._end(error)
         return None
 
-    def _join(self, first: int) -> None:
-        """Joins for all batches from `first` on, and reads the first one itself."""
+    def rejoin(self, first: int, epochs: list[ServedUses]) -> None:
+        """Joins for all batches of these passes from `first` on, again if need be. The first one is read alone."""
+        self._leave()
+        self.refused = FAR_OFF
+        if self._alive():
+            self._join(first, epochs)
+
+    def _join(self, first: int, epochs: list[ServedUses]) -> None:
         connection = self._connection
         if connection is None:
             return
-        self._refused = FAR_OFF
-        parts = [_from(one.base, one.uses, first) for one in self._epochs]
-        wanted = [one for one in parts if len(one.starts) > 1]
-        if not wanted:
+        parts = [
+            (max(first, one.base), _from(one.base, one.uses, first)) for one in epochs if one.end > max(first, one.base)
+        ]
+        if not parts:
             return
-        starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
-        most = max(int(one.sizes.max()) for one in wanted)
-        if self._held.cut:  # later batches may have more blocks
+        most = max(int(one.sizes.max()) for _, one in parts)
+        if connection.held.cut:  # later batches may have more blocks
             most += most // MORE_BLOCKS
-        found = self._ask({"is": "join", "data": connection.data, "batch": most}, "joined", wanted[0]) or []
+        found = self._ask({"is": "join", "data": connection.data, "batch": most}, "joined", parts[0][1]) or []
         try:
             if len(found) == 4:
                 ledger, line, pool, bell = found
@@ -141,21 +120,153 @@ class ServedRun:
                 self._first = first
                 self._guest.has_made(0)  # which is read alone
         except SolarError as error:
-            self._lost(error)
+            self._end(error)
         finally:
             close_all(found)
         if self._guest is None:
-            self._refused = self._next_base(first)
+            self.refused = _next_base(epochs, first)
             return
-        for number, one in zip(starts[1:], wanted[1:], strict=True):
-            self._more(number, one)
+        for number, one in parts[1:]:
+            self.more(number, one)
 
-    def _lost(self, why: Exception) -> None:
-        """Notes that the service is gone."""
+    def _end(self, why: Exception) -> None:
+        """Notes that the service is gone: the rest is read alone."""
         connection, self._connection, self._guest = self._connection, None, None
-        if connection is not None and not self._closing:
+        if connection is not None and not self.closing:
             log.warning("%s: the rest of this pass is read alone", why)
             connection.close()
+
+    def copy(self, number: int, uses: Uses, stopped: threading.Event) -> tuple[str, list[NDArray[Any]]]:
+        """Waits for a batch, which has these uses, and copies its fields.
+
+        Returns "here" with them; "gone" if the others go on without this job; or "" if this process has to read it.
+        """
+        connection, guest, own = self._connection, self._guest, number - self._first
+        if connection is None or guest is None or number >= self.refused:
+            return "", []
+        held = connection.held
+        try:
+            guest.wants(own)
+            naps = 1 if self._timed_out else min(self._naps, int(COME_WITHIN / NAP))
+            came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
+            self._timed_out = not came
+            if not came or self.closing or stopped.is_set():
+                guest.has_made(own)
+                self._naps -= 0 if came else naps
+                if self._naps <= 0:
+                    took = COME_WITHIN + MORE_NAPS * NAP
+                    self._end(ReadError(f"{connection.path}: batches that did not come took {took:g} s"))
+                return "", []
+            each = [len(of) for _, of in held.by_field(*uses)]
+            memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, connection.fields, strict=True)]
+            word = guest.copy(own, len(uses[1]), memory, each if held.apart else ())
+            if word == "gone":
+                return word, []
+            guest.has_made(own)
+            if word != "here":
+                return "", []
+        except SolarError as error:
+            self._end(error)
+            return "", []
+        triples = zip(held.firsts, memory, each, strict=True)
+        return "here", [one.from_bytes(of, samples) for one, of, samples in triples]
+
+    def _stops(self, stopped: threading.Event) -> bool:
+        return self.closing or stopped.is_set() or not self._alive()
+
+    def _alive(self) -> bool:
+        """Returns whether the service is there. It never sends unasked, so anything that arrives is its end."""
+        connection = self._connection
+        if connection is None:
+            return False
+        there = connection.stands()
+        if not there:
+            self._end(ReadError(f"{connection.path}: the service has gone"))
+        return there
+
+    def read_on_alone(self, number: int, epochs: list[ServedUses]) -> None:
+        """Leaves the service before this batch and joins again later, because the others went on without this job.
+
+        If that happens over and over, this process reads twice as many alone each time, since each join changes the
+        plan of all. The next pass starts afresh.
+        """
+        self._leave()
+        base = _epoch_of(epochs, number).base
+        self._times = self._times + 1 if base == self._times_of else 0
+        self._times_of = base
+        self.refused = min(number - 1 + (1 << min(self._times, 60)), _next_base(epochs, number))
+
+    def _leave(self) -> None:
+        job, self._guest, guest = self._job, None, self._guest
+        if guest is not None and self._alive() and self._connection is not None:
+            try:
+                self._connection.ask({"is": "leave", "job": job}, "left")
+            except Refused:
+                pass
+            except ReadError as error:  # what it says later would be taken for the answer to something else
+                self._end(error)
+
+    def close(self) -> None:
+        """Leaves the service. The connection stays for the next run."""
+        connection, guest, self._guest = self._connection, self._guest, None
+        if connection is not None and guest is not None:
+            try:
+                connection.ask({"is": "leave", "job": self._job}, "left")
+            except SolarError:
+                connection.close()
+
+
+class ServedRun:
+    """The batches of passes in order, each copied from what a service reads, or read by this process."""
+
+    parts = tuple[Any, ...]()
+    nbytes = 0
+    staged = COPIED
+    broken = False  # a service begins its own run anew
+
+    def __init__(self, connection: ServiceConnection) -> None:
+        self.released = 0
+        self._held = connection.held
+        self._membership = Membership(connection)
+        self._epochs: list[ServedUses] = []
+        self._here: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        self._next = 0  # batch to be got
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failed: Exception | None = None  # what ended the thread
+        self._counts = {"served": 0, "alone": 0}
+        self._thread: Background | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the service has gone."""
+        return self._membership.lost
+
+    @property
+    def appended(self) -> int:
+        """The number of batches so far."""
+        return self._epochs[-1].end if self._epochs else 0
+
+    # --- what is wanted ----
+
+    def append(self, sizes: Any, scripts: Any, parcels: Any = None) -> None:
+        """Adds these batches after all others."""
+        with self._changed:
+            base = self.appended
+            needed = min([self._next, *self._here])  # the first batch that is still to be fetched or assembled
+            left = [one for one in self._epochs if one.end > needed]
+            self._epochs = [*left, ServedUses(base, self._held.uses(scripts), scripts)]
+            if self._membership.joined:
+                self._membership.more(base, self._epochs[-1].uses)
+            else:  # it joins when it is there: others would wait for it
+                self._membership.refused = min(self._membership.refused, base)
+                if base == self._next:  # and is wanted at once: it is read while the service is asked
+                    with suppress(SolarError):  # whoever waits hears it when the thread meets it, too
+                        self._here[base], self._next = self._begin(base), base + 1
+            if self._thread is None:
+                self._thread = in_background(self._get)
+            self._changed.notify_all()
 
     # --- batches ----
 
@@ -172,15 +283,16 @@ class ServedRun:
     def _get_all(self, stopped: threading.Event) -> None:
         while not stopped.is_set() and not self._closing:
             with self._changed:
-                room = ALONE if self._guest is None else COPIED
+                room = COPIED if self._membership.joined else ALONE
                 number = self._next
-                joins = number > self._refused  # the batch before is being read alone
+                joins = number > self._membership.refused  # the batch before is being read alone
                 if not joins and (number >= self.appended or len(self._here) >= room):
                     self._changed.wait(NAP)
                     continue
                 dropped = number in self._unwanted
             if joins:
-                self._rejoin(number - 1)
+                with self._changed:
+                    self._membership.rejoin(number - 1, self._epochs)
                 continue
             found = None if dropped else self._got(number, stopped)
             if stopped.is_set() or self._closing:
@@ -195,88 +307,17 @@ class ServedRun:
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
         """Returns the batch from the service; None if this process has to read it."""
-        guest, own = self._guest, number - self._first
-        if guest is None or number >= self._refused:
-            return None
-        try:
-            guest.wants(own)
-            naps = 1 if self._timed_out else min(self._naps, int(COME_WITHIN / NAP))
-            came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
-            self._timed_out = not came
-            if not came or self._closing or stopped.is_set():
-                guest.has_made(own)
-                self._naps -= 0 if came else naps
-                if self._naps <= 0 and self._connection is not None:
-                    took = COME_WITHIN + MORE_NAPS * NAP
-                    self._lost(ReadError(f"{self._connection.path}: batches that did not come took {took:g} s"))
-                return None
-            which, rows = self._uses(number)
-            each = [len(of) for _, of in self._held.by_field(which, rows)]
-            memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
-            word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
-            if word == "gone":
-                self._raise_left_behind(number)
-                return None
-            guest.has_made(own)
-            if word != "here":
-                return None
-        except SolarError as error:
-            self._lost(error)
+        word, values = self._membership.copy(number, self._uses(number), stopped)
+        if word == "gone":
+            with self._changed:
+                self._membership.read_on_alone(number, self._epochs)
+        if word != "here":
             return None
         self._counts["served"] += 1
-        triples = zip(self._held.firsts, memory, each, strict=True)
-        return [one.from_bytes(of, samples) for one, of, samples in triples]
-
-    def _stops(self, stopped: threading.Event) -> bool:
-        return self._closing or stopped.is_set() or not self._alive()
-
-    def _alive(self) -> bool:
-        """Returns whether the service is there. It never sends unasked, so anything that arrives is its end."""
-        connection = self._connection
-        if connection is None:
-            return False
-        there = connection.stands()
-        if not there:
-            self._lost(ReadError(f"{connection.path}: the service has gone"))
-        return there
-
-    def _raise_left_behind(self, number: int) -> None:
-        """Reads this batch alone and joins again, because the others went on without this job.
-
-        If that happens over and over, it reads twice as many alone each time, since each join changes the plan of all.
-        The next pass starts afresh.
-        """
-        with self._changed:
-            self._leave()
-            base = next(one.base for one in reversed(self._epochs) if one.base <= number)
-            self._times = self._times + 1 if base == self._times_of else 0
-            self._times_of = base
-            self._refused = min(number - 1 + (1 << min(self._times, 60)), self._next_base(number))
-
-    def _next_base(self, number: int) -> int:
-        """Returns the first batch of a later pass, as far as its order was sent."""
-        return min((one.base for one in self._epochs if one.base > number), default=FAR_OFF)
-
-    def _leave(self) -> None:
-        job, self._guest, guest = self._job, None, self._guest
-        if guest is not None and self._alive() and self._connection is not None:
-            try:
-                self._connection.ask({"is": "leave", "job": job}, "left")
-            except Refused:
-                pass
-            except ReadError as error:  # what it says later would be taken for the answer to something else
-                self._lost(error)
-
-    def _rejoin(self, number: int) -> None:
-        """Joins the service for the batches from this one on, again if need be."""
-        with self._changed:
-            self._leave()
-            self._refused = FAR_OFF
-            if self._alive():
-                self._join(number)
+        return values
 
     def _uses(self, number: int) -> Uses:
-        one = next(one for one in reversed(self._epochs) if one.base <= number)
+        one = _epoch_of(self._epochs, number)
         return batch_of_uses(one.uses, number - one.base)
 
     def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
@@ -318,7 +359,7 @@ class ServedRun:
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns the fields of this batch, made from what is held of it."""
-        held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
+        held, one = self._held, _epoch_of(self._epochs, number)
         if not held.cut:
             return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
         which, rows = batch_of_uses(one.batches, number - one.base)
@@ -360,16 +401,21 @@ class ServedRun:
     def close(self) -> None:
         """Leaves the service. The connection stays for the next run."""
         with self._changed:
-            self._closing = True
+            self._closing = self._membership.closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.stop()
-        connection, guest, self._guest = self._connection, self._guest, None
-        if connection is not None and guest is not None:
-            try:
-                connection.ask({"is": "leave", "job": self._job}, "left")
-            except SolarError:
-                connection.close()
+        self._membership.close()
+
+
+def _epoch_of(epochs: list[ServedUses], number: int) -> ServedUses:
+    """Returns the pass that has this batch."""
+    return next(one for one in reversed(epochs) if one.base <= number)
+
+
+def _next_base(epochs: list[ServedUses], number: int) -> int:
+    """Returns the first batch of a later pass, as far as its order was sent."""
+    return min((one.base for one in epochs if one.base > number), default=FAR_OFF)
 
 
 def batch_of_uses(uses: SampleUses, number: int) -> Uses:

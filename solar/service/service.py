@@ -37,7 +37,7 @@ from solar.service.nodes import Nodes
 from solar.service.pace import SLACK, typical
 from solar.service.scheduler import ENTRIES
 from solar.service.shared_data import SharedData, data_digest, open_data
-from solar.service.shared_reader import SharedReader, SharedReaders
+from solar.service.shared_reader import BEGINS, SharedReader, SharedReaders
 from solar.service.window import Member
 
 log = logging.getLogger("solar")
@@ -64,6 +64,69 @@ class Client:
     lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))  # seconds that its batches took
 
 
+class Clients:
+    """All connected jobs: how many may come, and how much memory the data and orders take that they have sent."""
+
+    def __init__(self, memory: int, jobs: int) -> None:
+        self._memory, self._jobs = memory, jobs
+        self._all: set[Client] = set()
+        self.lock = threading.RLock()
+        self.taking = threading.Lock()  # one order, or one text, is looked at at a time: while it is, it takes more
+
+    def each(self) -> list[Client]:
+        """Returns the clients that are connected now."""
+        with self.lock:
+            return list(self._all)
+
+    def add(self, client: Client) -> bool:
+        """Adds a client. Returns False if there are too many."""
+        with self.lock:
+            if len(self._all) >= self._jobs + BESIDE_JOBS:
+                return False
+            self._all.add(client)
+            return True
+
+    def remove(self, client: Client) -> None:
+        """Removes a client, which leaves the readers of its data."""
+        with self.lock:
+            self._all.discard(client)
+            for hall, member in client.members.values():
+                hall.leave(member)
+            client.members.clear()
+
+    def opened(self) -> dict[str, SharedData]:
+        """Returns all data that clients have opened, by their facts."""
+        with self.lock:
+            return {one.facts: one for client in self._all for one in client.data}
+
+    def open(self, client: Client, data: SharedData) -> int:
+        """Returns the number by which a client names these data. Raises Refused if there are too many."""
+        with self.lock:  # who only asks, or has it end, is not counted
+            if sum(bool(one.data) for one in self._all if one is not client) >= self._jobs:
+                raise Refused(f"{self._jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
+            if len(client.data) >= MEMBERSHIPS:
+                raise Fault("too many data sets")
+            if len(self.opened().keys() | {data.facts}) > MOST_DATA:
+                raise Refused(f"{MOST_DATA} data sets are read that differ, as many as a service takes", again=True)
+            client.data.append(data)
+            return len(client.data) - 1
+
+    def join(self, client: Client, hall: SharedReader, member: Member) -> int:
+        """Returns the number by which a client names this membership."""
+        with self.lock:
+            number, client.next = client.next, client.next + 1
+            client.members[number] = hall, member
+            return number
+
+    def make_room(self, client: Client, more: int) -> None:
+        """Reserves memory for what this client sends. Raises Refused if there is none."""
+        with self.lock:
+            members = [one for other in self._all for _, one in other.members.values()]
+            taken = sum(one.description_nbytes for one in self.opened().values()) + sum(map(member_nbytes, members))
+            check_room(self._memory, taken + sum(one.telling for one in self._all), more)
+            client.telling = more
+
+
 class Service:
     """Reads files for all jobs that connect. `run` returns after `stop`."""
 
@@ -71,18 +134,24 @@ class Service:
         self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None,
         group: int | None = None, slack: float = SLACK,
     ) -> None:  # fmt: skip
-        self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
+        self.files, self.path, self.idle = list(files), path, idle
         self.served = {real(one) for one in files}
         self.began = time.monotonic()
-        self.slack = slack  # seconds that one may hold back others
-        self.nodes: Nodes | None = None  # it is one of several
         self._halls = SharedReaders(memory, slack)
-        self._callers: set[Client] = set()
-        self._lock = threading.RLock()
-        self._taking = threading.Lock()  # one order, or one text, is looked at at a time: while it is, it takes more
+        self._clients = Clients(memory, jobs)
         self._stopping = threading.Event()
         self.group = group  # whose members may come, beside the user
         self._listener, self._held = listen(path, group)
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it may take for data."""
+        return self._halls.memory
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """The services of all nodes, if it is one of several."""
+        return self._halls.nodes
 
     def run(self) -> None:
         """Serves until `stop`, or until no job has been connected for `idle` seconds."""
@@ -92,7 +161,7 @@ class Service:
             self.nodes.start(self._take_part, self.stop)
         try:
             while not self._stopping.is_set():
-                if self._callers:
+                if self._clients.each():
                     last = time.monotonic()
                 elif self.idle is not None and time.monotonic() - last > self.idle:
                     return
@@ -110,11 +179,9 @@ class Service:
 
     def _let_in(self, peer: socket.socket) -> None:
         caller = Client(peer)
-        with self._lock:
-            if not may_come(peer, self.group) or len(self._callers) >= self.jobs + BESIDE_JOBS:
-                peer.close()
-                return
-            self._callers.add(caller)
+        if not may_come(peer, self.group) or not self._clients.add(caller):
+            peer.close()
+            return
         try:
             threading.Thread(target=self._serve, args=(caller,), name="solar-caller", daemon=True).start()
         except RuntimeError:  # there are too many threads
@@ -130,8 +197,7 @@ class Service:
         with suppress(OSError):
             self.path.unlink()
         self._listener.close()
-        with self._lock:
-            callers = list(self._callers)
+        callers = self._clients.each()
         if self.nodes is not None:
             self.nodes.stop_all()
         self._halls.close()
@@ -146,7 +212,7 @@ class Service:
 
     def joins(self, nodes: Nodes) -> None:
         """Reads together with the services of these nodes. It is called before `run`."""
-        self.nodes, self._halls = nodes, SharedReaders(self.memory, self.slack, nodes)
+        self._halls = SharedReaders(self.memory, self._halls.slack, nodes)
 
     def _take_part(self, values: Any, arrays: list[NDArray[Any]]) -> None:
         """Reads this node's home region of data that a job of another node has opened."""
@@ -161,8 +227,7 @@ class Service:
 
     def _wanted(self) -> Collection[str]:
         """Returns the facts of all data that jobs have opened: here, or on any node."""
-        with self._lock:
-            own = {one.facts for other in self._callers for one in other.data}
+        own = self._clients.opened().keys()
         return own if self.nodes is None else self.nodes.tell_open(sorted(own))
 
     # --- one job ----
@@ -189,11 +254,7 @@ class Service:
             self._forget(caller)
 
     def _forget(self, caller: Client) -> None:
-        with self._lock:
-            self._callers.discard(caller)
-            for hall, member in caller.members.values():
-                hall.leave(member)
-            caller.members.clear()
+        self._clients.remove(caller)
         caller.peer.close()
         if self.nodes is not None and caller.data:
             with suppress(SolarError):
@@ -231,43 +292,21 @@ class Service:
         return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
 
     def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
-        with self._taking:
+        with self._clients.taking:
             text, others = frames.sizes(descriptors[0])
-            self._make_room(caller, OF_TEXT * text + others)
+            self._clients.make_room(caller, OF_TEXT * text + others)
             values, arrays = frames.take(descriptors[0])
             facts = data_digest(values, arrays)
-        found = self._halls.known(facts) or self._of_others(facts) or open_data(values, arrays, self.served)
+        found = self._halls.known(facts) or self._clients.opened().get(facts) or open_data(values, arrays, self.served)
         found = replace(found, description_nbytes=caller.telling) if found.description[0] is values else found
-        with self._lock:  # who only asks, or has it end, is not counted
-            if sum(bool(one.data) for one in self._callers if one is not caller) >= self.jobs:
-                raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
-            if len(caller.data) >= MEMBERSHIPS:
-                raise Fault("too many data sets")
-            if len({one.facts for other in self._callers for one in other.data} | {found.facts}) > MOST_DATA:
-                raise Refused(f"{MOST_DATA} data sets are read that differ, as many as a service takes", again=True)
-            caller.data.append(found)
-        return {"is": "opened", "data": len(caller.data) - 1, "fields": found.fields}, []
-
-    def _of_others(self, facts: str) -> SharedData | None:
-        """Returns these data if a job of another node has opened them."""
-        with self._lock:
-            return next((one for other in self._callers for one in other.data if one.facts == facts), None)
-
-    def _make_room(self, caller: Client, more: int) -> None:
-        """Reserves memory for what this job sends. Raises Refused if there is none."""
-        with self._lock:
-            data = {one.facts: one.description_nbytes for other in self._callers for one in other.data}
-            members = [one for other in self._callers for _, one in other.members.values()]
-            taken = sum(data.values()) + sum(map(member_nbytes, members))
-            check_room(self.memory, taken + sum(one.telling for one in self._callers), more)
-            caller.telling = more
+        return {"is": "opened", "data": self._clients.open(caller, found), "fields": found.fields}, []
 
     def _order(self, caller: Client, descriptor: int, data: SharedData, most: int) -> SampleUses:
         """Receives an order from a job, for batches of `most` samples; 0: the job's ledger exists already."""
-        with self._taking:
+        with self._clients.taking:
             nbytes = sum(frames.sizes(descriptor))
             check_length(nbytes, data)
-            self._make_room(caller, order_nbytes(nbytes, len(data.pieces) > 1) + ledger_nbytes(most))
+            self._clients.make_room(caller, order_nbytes(nbytes, len(data.pieces) > 1) + ledger_nbytes(most))
             return order_of_arrays(frames.take(descriptor)[1], data)
 
     def _join(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> Any:
@@ -284,10 +323,8 @@ class Service:
                 raise
             hall = self._halls.of(data, wanted)  # the memory was divided anew in between
             member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
-        with self._lock:
-            number, caller.next = caller.next, caller.next + 1
-            caller.members[number] = hall, member
-        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": member.begins}
+        number = self._clients.join(caller, hall, member)
+        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": BEGINS}
         return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
 
     def _member(self, caller: Client, message: dict[str, Any]) -> tuple[SharedReader, Member]:
@@ -305,7 +342,7 @@ class Service:
 
     def _leave(self, caller: Client, message: dict[str, Any], _: list[int]) -> Any:
         hall, member = self._member(caller, message)
-        with self._lock:
+        with self._clients.lock:
             del caller.members[message["job"]]
         hall.leave(member)
         return {"is": "left"}, []
@@ -326,22 +363,21 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Returns the jobs, and counts of what was read and handed out."""
-        with self._lock:
-            halls, callers = self._halls.each(), len(self._callers)
+        halls, callers = self._halls.each(), len(self._clients.each())
         jobs = []
         for one in [one for hall in halls for one in list(hall.members)]:
             waits = one.ledger.waits > one.ledger.made
-            done = {"batches": one.ledger.made, "told": one.known}
-            pace = {"seconds": typical(one.lately), "rate": one.rate, "held": one.held}
+            done = {"batches": one.ledger.made, "told": one.order.known}
+            pace = {"seconds": typical(one.pace.lately), "rate": one.rate, "held": one.pace.held}
             jobs.append({"name": one.name, **done, **pace, "waits": waits, "why": one.why})
         counts = self._halls.counts()
         return {
             "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
-            "seconds": time.monotonic() - self.began, "slack": self.slack, "connections": callers, "jobs": jobs,
+            "seconds": time.monotonic() - self.began, "slack": self._halls.slack, "connections": callers, "jobs": jobs,
             "first_file": real(min(self.files))[:1000],
             "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
             "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
-            "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,
+            "head": max(halls, key=lambda one: one.memory).queue.head if halls else -1.0,
             "waited": max((one.pool.waited for one in halls), default=0.0),
             "nodes": 1 if self.nodes is None else self.nodes.ranks,
             "node": 0 if self.nodes is None else self.nodes.rank,

@@ -28,9 +28,9 @@ from solar.planning.pass_uses import SampleUses
 from solar.planning.served import least_of
 from solar.service.cluster import Cluster, SingleNode
 from solar.service.nodes import Nodes
-from solar.service.scheduler import ENTRIES, PlannedWindow, Scheduler
+from solar.service.scheduler import ENTRIES, PlannedStep, Scheduler
 from solar.service.shared_data import SharedData
-from solar.service.window import Member, Share
+from solar.service.window import JobOrder, Member, Pace
 
 log = logging.getLogger("solar")
 
@@ -49,10 +49,8 @@ class SharedReader(Scheduler):
         super().__init__(opened, memory, slack, cluster or SingleNode(opened))
         self.of_all = of_all
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.handed = 0  # bytes that jobs had of it
-        self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
         self._ending, self._ended = threading.Lock(), False
-        self._failed, self.failed = 0, (-math.inf, "")  # steps in a row; and when and why it ended for that
+        self.failed = -math.inf, ""  # when and why it ended, if that was for steps that failed
         self._threads = [
             threading.Thread(target=self._guard, args=(do,), name=name, daemon=True)
             for name, do in (("solar-plan", self._conduct), ("solar-cry", self._cry), ("solar-keep", self._keep))
@@ -77,13 +75,14 @@ class SharedReader(Scheduler):
                 there = quantities.count(1 + sum(not one.left for one in self.members), "job")
                 least = -(-least * self.of_all // self.memory)
                 others = " and of those of other nodes" if self.elsewhere else ""
+                ring = size(self.planner.ring)
                 raise Refused(
-                    f"the batches of {there}{others} on their way take {size(2 * wanted)}, and {size(self.ring)} of "
+                    f"the batches of {there}{others} on their way take {size(2 * wanted)}, and {ring} of "
                     f"the memory is for them: give --memory {enough(least)} or more",
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
-            member = Member(name, process, most, slots, ledger, [first], lately, BEGINS, BEGINS)
+            member = Member(name, process, most, slots, ledger, JobOrder([first]), Pace(lately), BEGINS)
             self.members.append(member)
             self._tell()
         return member
@@ -93,7 +92,7 @@ class SharedReader(Scheduler):
         if int(uses.sizes.max()) > member.most or int(self.opened.slots(uses).max()) > member.slots:
             raise Refused("these batches are larger than those before", again=True)
         with self.changed:
-            member.epochs.append(uses)
+            member.order.epochs.append(uses)
             self._tell()
 
     def leave(self, member: Member) -> None:
@@ -115,8 +114,7 @@ class SharedReader(Scheduler):
 
     def counts(self) -> dict[str, int]:
         """Returns what all its runs have read and handed on."""
-        now = {"handed": self.handed} | ({} if (run := self._run) is None else run.counts())
-        return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
+        return self.queue.counts()
 
     def close(self, why: str = "the service ends") -> None:
         """Ends the reader. Its jobs continue by themselves, or join again."""
@@ -133,7 +131,7 @@ class SharedReader(Scheduler):
             if thread is not threading.current_thread():
                 thread.join(5)
         self._end_run()
-        self._held.clear()
+        self.queue.announced.clear()
         with self.changed:  # a job may leave later, when this number is another file's
             os.close(self.bell)
             self.bell = -1
@@ -172,39 +170,41 @@ class SharedReader(Scheduler):
 
     def _cry(self) -> None:
         """Takes batches from the Run, and announces them."""
+        queue, failed = self.queue, 0  # steps in a row
         while True:
             with self.changed:
                 self.changed.wait_for(self._may_cry)
                 if self._closing:
                     return
-                run = self._run
+                run = queue.run
             assert run is not None
             fields: list[Any] | None = None
-            step = self._steps[0]
+            step = queue.given[0]
             try:
-                fields, self._failed = run.wait(self._taken, step.slots, TICK)[0], 0
+                fields, failed = run.wait(queue.taken, step.slots, TICK)[0], 0
             except WaitTimeout:
                 continue
             except (SolarError, MemoryError) as error:
                 if run.broken or self._closing:
                     raise
-                self._failed = self._failed + 1 if isinstance(error, ReadError) else 0
-                if self._failed == FAILURES:
+                failed = failed + 1 if isinstance(error, ReadError) else 0
+                if failed == FAILURES:
                     raise
                 log.info("a batch is left to each job: %s", error)
-            run.let_go(self._taken)
-            self._taken += 1
+            run.let_go(queue.taken)
+            queue.taken += 1
             with self.changed:
-                self._steps.popleft()
+                queue.given.popleft()
                 self._announce(fields, step)
-                self._held.append((fields or [], step.shares))
+                queue.announced.append((fields or [], step.shares))
                 self.changed.notify_all()
             del fields, step  # or this batch would stay until the next one is there
 
     def _may_cry(self) -> bool:
-        return self._closing or (self._run is not None and bool(self._steps) and len(self._held) < ENTRIES - 1)
+        there = self.queue.run is not None and bool(self.queue.given)
+        return self._closing or (there and len(self.queue.announced) < ENTRIES - 1)
 
-    def _announce(self, fields: list[Any] | None, step: PlannedWindow) -> None:
+    def _announce(self, fields: list[Any] | None, step: PlannedStep) -> None:
         """Tells each job where its samples lie: where each field begins. Parts of a field follow one another."""
         offsets, at = list[int](), 0
         for parts in self.opened.fields if fields is not None and step.shares else []:
@@ -215,10 +215,11 @@ class SharedReader(Scheduler):
             one.member.announced = one.number + 1
             if not one.member.left:
                 one.member.ledger.announce(one.number, offsets, one.places, step.slots if fields is not None else 0)
-                self.handed += one.nbytes if fields is not None else 0
+                self.queue.handed += one.nbytes if fields is not None else 0
 
     def _keep(self) -> None:
         """Frees batches that all jobs have copied, and stops waiting for stragglers."""
+        holders: list[Member] = []
         while not self._closing:
             select.select([self.bell], [], [], TICK)
             with suppress(BlockingIOError):
@@ -226,24 +227,30 @@ class SharedReader(Scheduler):
             with self.changed:
                 waiting = any(one.waiting and one.announced < one.planned for one in self.members)
                 elsewhere = self.cluster.waiting(waiting)
-                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members, elsewhere)
+                room = len(self.queue.announced) < ENTRIES - 1
+                self.slack.look(self.pool.waited, room, self.members, holders, elsewhere)
                 self._give_back()
-                self._leave_behind()
+                holders = self._leave_behind()
 
     def _give_back(self) -> None:
-        before = len(self._held)
-        while self._held and all(one.member.done(one.number) for one in self._held[0][1]):
-            self._held.popleft()
-        if len(self._held) != before:
+        announced = self.queue.announced
+        before = len(announced)
+        while announced and all(one.member.done(one.number) for one in announced[0][1]):
+            announced.popleft()
+        if len(announced) != before:
             self.changed.notify_all()
 
-    def _leave_behind(self) -> None:
-        oldest = self._held[0][1] if self._held else []
-        for one in self.slack.behind([s.member for s in oldest if not s.member.done(s.number)], self.members):
-            one.detach(f"it held back others for {max(one.held, one.stood):.1f} s")
+    def _leave_behind(self) -> list[Member]:
+        """Stops waiting for stragglers. Returns the jobs that had not made the oldest step."""
+        announced = self.queue.announced
+        oldest = announced[0][1] if announced else []
+        holders = [s.member for s in oldest if not s.member.done(s.number)]
+        for one in self.slack.behind(holders, self.members):
+            one.detach(f"it held back others for {max(one.pace.held, one.pace.stood):.1f} s")
             log.info("%s is left behind: %s", one.name, one.why)
             self._tell()
         self._give_back()
+        return holders
 
 
 # SharedReaders: the data sets that jobs read at a time, each with its part of the memory.
@@ -257,7 +264,7 @@ class SharedReaders:
     """A shared reader for each data set in use. The memory is divided anew when a data set is added."""
 
     def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
-        self.memory, self.slack, self._nodes = memory, slack, nodes
+        self.memory, self.slack, self.nodes = memory, slack, nodes
         self._halls: dict[str, SharedReader] = {}  # by the facts of the data
         self._known: dict[
             str, SharedData
@@ -290,8 +297,8 @@ class SharedReaders:
         with self._lock:
             if self._over:
                 raise Refused("the service ends")
-            if self._nodes is not None:
-                self._nodes.check(data)
+            if self.nodes is not None:
+                self.nodes.check(data)
             there = {facts: one for facts, one in self._known.items() if facts in wanted} | {data.facts: data}
             parts = dict(zip(there, memory_parts(self.memory, [one.nbytes for one in there.values()]), strict=True))
             self._known = there
@@ -305,7 +312,7 @@ class SharedReaders:
                 )
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
-            cluster = None if self._nodes is None else self._nodes.of(data)
+            cluster = None if self.nodes is None else self.nodes.of(data)
             try:
                 made = SharedReader(data, parts[data.facts], self.memory, self.slack, cluster)
             except BufferTooSmall as error:

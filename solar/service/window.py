@@ -1,4 +1,4 @@
-"""Window: what is planned at a time, and for which jobs. Member: a job, and how far it has come."""
+"""Window: what is planned at a time, and for which jobs. Member: a job, with its order and its pace."""
 
 from __future__ import annotations
 
@@ -20,50 +20,30 @@ from solar.values import PartScript, RunPart, Script, Transfers
 
 
 @dataclass(eq=False)
-class Member:
-    """A job that takes batches, those of all its epochs one after another."""
+class JobOrder:
+    """The batches whose samples a job has sent, those of all its epochs one after another."""
 
-    name: str
-    process: int
-    most: int  # samples of a batch
-    slots: int  # that one takes in the memory of a step, at most
-    ledger: _native.Ledger
     epochs: list[SampleUses]
-    lately: deque[float]  # seconds of its own for a batch
-    begins: int = 0  # batch from which on it is served
-    planned: int = 0  # batches of the union so far
-    left: bool = False
-    why: str = ""  # it was left behind
-    forgotten: int = 0  # batches of epochs that are over
-    announced: int = 0  # batches
-    rate: float = 1.0  # batches a step, as planned
-    held: float = 0.0  # seconds for which it has held back others lately
-    stood: float = 0.0  # and for which it has done so without making a batch
-    _seen: tuple[int, float, float] = (0, 0.0, 0.0)
+    _forgotten: int = 0  # batches of epochs that are over
 
     @property
     def known(self) -> int:
-        """The number of batches whose samples it has sent."""
-        return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
-
-    def skip(self, more: int) -> None:
-        """Skips batches that it makes by itself, and those that it will make so before planned steps are ready."""
-        if (made := self.ledger.made) > self.planned:
-            self.planned = made + more
-
-    def forget(self) -> None:
-        """Frees epochs of which everything is planned and announced. An order takes 4 bytes per sample."""
-        while len(self.epochs) > 1 and self.forgotten + len(self.epochs[0].starts) - 1 <= self.planned:
-            self.forgotten += len(self.epochs.pop(0).starts) - 1
+        """The number of batches whose samples the job has sent."""
+        return self._forgotten + sum(len(one.starts) - 1 for one in self.epochs)
 
     @property
     def longest(self) -> int:
-        """The number of batches of its longest epoch."""
+        """The number of batches of the longest epoch."""
         return max((len(one.starts) - 1 for one in self.epochs), default=0)
 
+    def forget(self, planned: int) -> None:
+        """Frees epochs of which everything is planned and announced. An order takes 4 bytes per sample."""
+        while len(self.epochs) > 1 and self._forgotten + len(self.epochs[0].starts) - 1 <= planned:
+            self._forgotten += len(self.epochs.pop(0).starts) - 1
+
     def stretch(self, begin: int, end: int) -> SampleUses:
-        """Returns these of its batches, as far as it has sent their samples."""
-        rows, which, sizes, at = [], [], [], self.forgotten
+        """Returns these of the batches, as far as the job has sent their samples."""
+        rows, which, sizes, at = [], [], [], self._forgotten
         for one in self.epochs:
             own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
             at += len(one.starts) - 1
@@ -82,6 +62,50 @@ class Member:
             starts,
         )
 
+
+@dataclass(eq=False)
+class Pace:
+    """How fast a job takes batches, and for how long it has held back others."""
+
+    lately: deque[float]  # seconds of its own for a batch
+    held: float = 0.0  # seconds for which it has held back others lately
+    stood: float = 0.0  # and for which it has done so without making a batch
+    _seen: tuple[int, float, float] = (0, 0.0, 0.0)
+
+    def look(self, now: float, ledger: _native.Ledger) -> bool:
+        """Notes how long it takes for a batch, not counting the time that it waits. Returns whether it finished one."""
+        made = ledger.made
+        before, since, waited_before = self._seen
+        if made > before:
+            waited = ledger.waited
+            if before:
+                self.lately.append(max(0.0, now - since - max(0.0, waited - waited_before)) / (made - before))
+            self._seen = made, now, waited
+        return made > before
+
+
+@dataclass(eq=False)
+class Member:
+    """A job that takes batches, and how far it has come."""
+
+    name: str
+    process: int
+    most: int  # samples of a batch
+    slots: int  # that one takes in the memory of a step, at most
+    ledger: _native.Ledger
+    order: JobOrder
+    pace: Pace
+    planned: int = 0  # batches of the union so far
+    left: bool = False
+    why: str = ""  # it was left behind
+    announced: int = 0  # batches
+    rate: float = 1.0  # batches a step, as planned
+
+    def skip(self, more: int) -> None:
+        """Skips batches that it makes by itself, and those that it will make so before planned steps are ready."""
+        if (made := self.ledger.made) > self.planned:
+            self.planned = made + more
+
     def done(self, number: int) -> bool:
         """Returns whether it no longer needs this batch."""
         return self.left or self.ledger.made > number
@@ -90,17 +114,6 @@ class Member:
     def waiting(self) -> bool:
         """Whether it waits for a batch that is not ready yet."""
         return not self.left and self.ledger.waits > self.announced
-
-    def look(self, now: float) -> bool:
-        """Notes how long it takes for a batch, not counting the time that it waits. Returns whether it finished one."""
-        made = self.ledger.made
-        before, since, waited_before = self._seen
-        if made > before:
-            waited = self.ledger.waited
-            if before:
-                self.lately.append(max(0.0, now - since - max(0.0, waited - waited_before)) / (made - before))
-            self._seen = made, now, waited
-        return made > before
 
     def detach(self, why: str) -> None:
         """Serves it no more: what it has not taken may be overwritten from now on."""
@@ -210,7 +223,7 @@ class Window(NamedTuple):
 def wanted_by(members: Sequence[WindowShare], rows: int, room: int, pace: float) -> Wants:
     """Returns what these members want. `rows` are the rows of a sample, `pace` is that of the fastest member."""
     return Wants(
-        max((one.member.longest for one in members), default=0),
+        max((one.member.order.longest for one in members), default=0),
         max((1 + int(one.steps[-1]) for one in members), default=0),
         sum(one.member.most for one in members) * rows,
         sum(one.member.slots for one in members),
@@ -245,7 +258,7 @@ def own_of(members: Sequence[WindowShare], begin: int, end: int) -> list[SampleU
     found = []
     for one in members:
         here = one.within(begin, end)
-        uses = one.member.stretch(one.begin + here.start, one.begin + here.stop)
+        uses = one.member.order.stretch(one.begin + here.start, one.begin + here.stop)
         if here.stop - here.start < (steps := min(end, int(one.steps[-1]) + 1) - begin):
             before = np.searchsorted(one.steps[here], np.arange(begin, begin + max(0, steps) + 1))
             uses = uses._replace(starts=uses.starts[before])
@@ -260,12 +273,12 @@ def take_turns(members: Sequence[Member], rates: Sequence[float], *, others: boo
     jobs on other nodes have batches in the other steps.
     """
     pairs = zip(members, rates, strict=True)
-    at = [((np.arange(one.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
+    at = [((np.arange(one.order.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
     if min(rates, default=1.0) < 1 and not others:
         there = np.unique(np.concatenate(at))
         at = [np.searchsorted(there, one) for one in at]
     found = zip(members, at, rates, strict=True)
-    return [WindowShare(one, one.planned, one.known, steps, rate) for one, steps, rate in found]
+    return [WindowShare(one, one.planned, one.order.known, steps, rate) for one, steps, rate in found]
 
 
 def shares_of(data: SharedData, members: list[WindowShare], begin: int, steps: int) -> list[list[Share]]:

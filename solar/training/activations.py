@@ -164,8 +164,7 @@ class _Packer:
         self._model: nn.Module | None = None
         self._names: dict[nn.Module, str] = {}
         self._running: list[nn.Module] = []  # the model, and what of it was called, the innermost last
-        self._inputs: set[int] = set()
-        self._looks = False
+        self._step: tuple[set[int], bool] = set(), False  # storages of the model's inputs; whether it is measured
 
     # --- which layer ----
 
@@ -180,8 +179,8 @@ class _Packer:
                 return  # a loss
             if module is not self._model:
                 self._begin(module)
-            self._inputs = set(tensor_places(given))
-            self._looks = self._choice is not None and torch.is_grad_enabled() and self._choice.begin()
+            measured = self._choice is not None and torch.is_grad_enabled() and self._choice.begin()
+            self._step = set(tensor_places(given)), measured
         self._running.append(module)
 
     def leave(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
@@ -190,7 +189,8 @@ class _Packer:
             return None
         while self._running.pop() is not module:
             pass
-        return self._look(output) if not self._running and self._looks and output is not None else None
+        _, measured = self._step
+        return self._look(output) if not self._running and measured and output is not None else None
 
     def _begin(self, model: nn.Module) -> None:
         if self._model is not None and self._choice is not None:
@@ -231,7 +231,7 @@ class _Packer:
         """Returns what is kept in place of a tensor that autograd saves."""
         if not self._running or _is_parameter(x) or x.layout != torch.strided:
             return _Left(x)
-        if x.untyped_storage().data_ptr() in self._inputs:
+        if x.untyped_storage().data_ptr() in self._step[0]:
             return _Left(x)
         with torch.no_grad():
             plain = x.detach().resolve_conj().resolve_neg()

@@ -48,10 +48,20 @@ static void rest(long milliseconds) {
   syscall(SYS_nanosleep, &(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000}, NULL);
 }
 
+/* Whether the system answers at once about this descriptor: a socket, pipe or eventfd that does not block, or memory. */
+static int answers(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  struct stat facts;
+  const int channel = syscall(SYS_fstat, fd, &facts) == 0 && (S_ISSOCK(facts.st_mode) || S_ISFIFO(facts.st_mode) || !(facts.st_mode & S_IFMT));
+  return flags >= 0 && ((channel && (flags & O_NONBLOCK)) || fcntl(fd, F_GET_SEALS) >= 0);
+}
+
 /* Whether this call fails, with errno set. `path` is what it names, or NULL: what the interpreter asks of an open file, or of
-   the kernel's own, is answered from memory, so that it neither hangs nor is late. */
-static int meets_path(const char *name, const void *from, const char *path) {
+   the kernel's own, is answered from memory, so that it neither hangs nor is late. Nor is what is asked of the descriptor
+   `fd`, if the system answers at once; -1: of none. */
+static int meets_any(const char *name, const void *from, const char *path, int fd) {
   if (!atomic_load(&counting)) return 0;
+  if ((mode == LATE || mode == HANGS) && fd >= 0 && answers(fd)) return 0;
   const int instant = path ? strncmp(path, "/proc", 5) == 0 || strncmp(path, "/sys", 4) == 0
                            : strcmp(name, "read") == 0 || strcmp(name, "fstat64") == 0;
   if (instant && (mode == LATE || mode == HANGS)) return 0;
@@ -73,7 +83,7 @@ static int meets_path(const char *name, const void *from, const char *path) {
   return mode == FAILS;
 }
 
-static int meets(const char *name, const void *from) { return meets_path(name, from, NULL); }
+static int meets(const char *name, const void *from) { return meets_any(name, from, NULL, -1); }
 
 /* The names that are counted, ended by an empty one; and the ranges of code whose calls are, first the interpreter's. */
 void stand_for(const char *const *names, const uintptr_t *bounds, int count, int interpreter) {
@@ -112,7 +122,8 @@ long stand_calls(const char *name) {
   static __typeof__(name) *next; \
   if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 #define MEETS(name) meets(#name, __builtin_return_address(0))
-#define MEETS_PATH(name) meets_path(#name, __builtin_return_address(0), path)
+#define MEETS_PATH(name) meets_any(#name, __builtin_return_address(0), path, -1)
+#define MEETS_FD(name) meets_any(#name, __builtin_return_address(0), NULL, fd)
 #define CALL(result, name, parameters, arguments, failure) \
   result name parameters { \
     NEXT(name); \
@@ -123,29 +134,34 @@ long stand_calls(const char *name) {
     NEXT(name); \
     return MEETS_PATH(name) ? (failure) : next arguments; \
   }
+#define CALL_OF_FD(result, name, parameters, arguments, failure) \
+  result name parameters { \
+    NEXT(name); \
+    return MEETS_FD(name) ? (failure) : next arguments; \
+  }
 
 CALL_OF_PATH(int, stat, (const char *path, struct stat *into), (path, into), -1)
 CALL_OF_PATH(int, lstat, (const char *path, struct stat *into), (path, into), -1)
-CALL(int, fstat, (int fd, struct stat *into), (fd, into), -1)
+CALL_OF_FD(int, fstat, (int fd, struct stat *into), (fd, into), -1)
 CALL_OF_PATH(int, fstatat, (int fd, const char *path, struct stat *into, int flags), (fd, path, into, flags), -1)
 CALL_OF_PATH(int, stat64, (const char *path, struct stat64 *into), (path, into), -1)
 CALL_OF_PATH(int, lstat64, (const char *path, struct stat64 *into), (path, into), -1)
-CALL(int, fstat64, (int fd, struct stat64 *into), (fd, into), -1)
+CALL_OF_FD(int, fstat64, (int fd, struct stat64 *into), (fd, into), -1)
 CALL_OF_PATH(int, fstatat64, (int fd, const char *path, struct stat64 *into, int flags), (fd, path, into, flags), -1)
 CALL_OF_PATH(int, statx, (int fd, const char *path, int flags, unsigned mask, struct statx *into), (fd, path, flags, mask, into), -1)
 CALL(int, fstatvfs, (int fd, struct statvfs *into), (fd, into), -1)
-CALL(ssize_t, read, (int fd, void *to, size_t size), (fd, to, size), -1)
-CALL(ssize_t, write, (int fd, const void *from, size_t size), (fd, from, size), -1)
-CALL(ssize_t, pread, (int fd, void *to, size_t size, off_t at), (fd, to, size, at), -1)
-CALL(ssize_t, pwrite, (int fd, const void *from, size_t size, off_t at), (fd, from, size, at), -1)
-CALL(ssize_t, pread64, (int fd, void *to, size_t size, off64_t at), (fd, to, size, at), -1)
-CALL(ssize_t, pwrite64, (int fd, const void *from, size_t size, off64_t at), (fd, from, size, at), -1)
-CALL(ssize_t, preadv, (int fd, const struct iovec *to, int count, off_t at), (fd, to, count, at), -1)
-CALL(ssize_t, preadv2, (int fd, const struct iovec *to, int count, off_t at, int flags), (fd, to, count, at, flags), -1)
-CALL(int, ftruncate, (int fd, off_t size), (fd, size), -1)
-CALL(int, ftruncate64, (int fd, off64_t size), (fd, size), -1)
-CALL(int, fsync, (int fd), (fd), -1)
-CALL(int, fdatasync, (int fd), (fd), -1)
+CALL_OF_FD(ssize_t, read, (int fd, void *to, size_t size), (fd, to, size), -1)
+CALL_OF_FD(ssize_t, write, (int fd, const void *from, size_t size), (fd, from, size), -1)
+CALL_OF_FD(ssize_t, pread, (int fd, void *to, size_t size, off_t at), (fd, to, size, at), -1)
+CALL_OF_FD(ssize_t, pwrite, (int fd, const void *from, size_t size, off_t at), (fd, from, size, at), -1)
+CALL_OF_FD(ssize_t, pread64, (int fd, void *to, size_t size, off64_t at), (fd, to, size, at), -1)
+CALL_OF_FD(ssize_t, pwrite64, (int fd, const void *from, size_t size, off64_t at), (fd, from, size, at), -1)
+CALL_OF_FD(ssize_t, preadv, (int fd, const struct iovec *to, int count, off_t at), (fd, to, count, at), -1)
+CALL_OF_FD(ssize_t, preadv2, (int fd, const struct iovec *to, int count, off_t at, int flags), (fd, to, count, at, flags), -1)
+CALL_OF_FD(int, ftruncate, (int fd, off_t size), (fd, size), -1)
+CALL_OF_FD(int, ftruncate64, (int fd, off64_t size), (fd, size), -1)
+CALL_OF_FD(int, fsync, (int fd), (fd), -1)
+CALL_OF_FD(int, fdatasync, (int fd), (fd), -1)
 CALL(int, flock, (int fd, int what), (fd, what), -1)
 CALL(int, rename, (const char *from, const char *to), (from, to), -1)
 CALL(int, unlink, (const char *path), (path), -1)
@@ -160,11 +176,11 @@ CALL(int, eventfd, (unsigned first, int flags), (first, flags), -1)
 CALL(int, pipe2, (int ends[2], int flags), (ends, flags), -1)
 CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol), -1)
 CALL(int, socketpair, (int domain, int type, int protocol, int ends[2]), (domain, type, protocol, ends), -1)
-CALL(int, connect, (int fd, const struct sockaddr *to, socklen_t size), (fd, to, size), -1)
-CALL(ssize_t, send, (int fd, const void *from, size_t size, int flags), (fd, from, size, flags), -1)
-CALL(ssize_t, sendmsg, (int fd, const struct msghdr *from, int flags), (fd, from, flags), -1)
-CALL(ssize_t, recv, (int fd, void *to, size_t size, int flags), (fd, to, size, flags), -1)
-CALL(ssize_t, recvmsg, (int fd, struct msghdr *to, int flags), (fd, to, flags), -1)
+CALL_OF_FD(int, connect, (int fd, const struct sockaddr *to, socklen_t size), (fd, to, size), -1)
+CALL_OF_FD(ssize_t, send, (int fd, const void *from, size_t size, int flags), (fd, from, size, flags), -1)
+CALL_OF_FD(ssize_t, sendmsg, (int fd, const struct msghdr *from, int flags), (fd, from, flags), -1)
+CALL_OF_FD(ssize_t, recv, (int fd, void *to, size_t size, int flags), (fd, to, size, flags), -1)
+CALL_OF_FD(ssize_t, recvmsg, (int fd, struct msghdr *to, int flags), (fd, to, flags), -1)
 CALL(pid_t, fork, (void), (), -1)
 CALL(void *, dlopen, (const char *path, int flags), (path, flags), NULL)
 

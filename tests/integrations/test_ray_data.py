@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import time
@@ -30,7 +31,7 @@ os.environ.update(QUIET)
 ray: Any = pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[data]', which is large")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'ray[data]', which is large")
 
-from solar.integrations.ray import H5Datasource, block_bounds, names_of, nearest_chunks, read_hdf5  # noqa: E402
+from solar.integrations.ray import NOT_OF_RAY, H5Datasource, block_bounds, names_of, nearest_chunks, read_hdf5  # noqa: E402
 
 # Ray warns of its own arguments.
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -297,9 +298,12 @@ def test_errors_are_solars_in_words_and_kind(files: list[str], tmp_path: Path) -
         read_hdf5(files, ["y", "/y"])
     with pytest.raises(PlanError, match="a field has this name"):
         read_hdf5(files, {"path": "y"}, include_paths=True)
-    for name in ("transform", "collective_open"):
-        with pytest.raises(TypeError, match=f"{name}= is not for Ray"):
-            read_hdf5(files, "y", **{name: str})
+    for name, instead in NOT_OF_RAY.items():
+        with pytest.raises(PlanError, match=re.escape(f"read_hdf5 takes no {name}=7: {instead}")):
+            read_hdf5(files, "y", **{name: 7})
+    with pytest.raises(TypeError, match="read_hdf5 takes no concurrent=; did you mean concurrency="):
+        read_hdf5(files, "y", concurrent=2)
+    assert read_hdf5(files, "y", parallelism=None, shuffle=False).count() == read_hdf5(files, "y").count()
     path = tmp_path / "broken.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.arange(4000.0).reshape(40, 100), chunks=(10, 100), fletcher32=True)

@@ -267,29 +267,71 @@ def test_clips_that_cannot_be_are_refused_in_words(episodes: Path, tmp_path: Pat
         ({"keys_to_cache": ["action"]}, "buffer="),
         ({"keys_to_merge": {"state": ["proprio"]}}, "torch.cat"),
         ({"name": "pusht"}, "the first argument"),
-        ({"num_steps": 40}, "windows reach over 40 rows"),
-        ({"num_steps": 7, "frameskip": 5, "keys_to_load": ["pixels"]}, "reach over 35 steps, and the longest .* 31"),
+        ({"num_steps": 40}, r"num_steps=40 times frameskip=1 steps, and the longest episode has 31: give fewer"),
+        (
+            {"num_steps": 7, "frameskip": 5, "keys_to_load": ["pixels"]},
+            "num_steps=7 times frameskip=5 .* longest .* 31",
+        ),
         ({"num_steps": 0}, "num_steps=0: at least 1"),
-        ({"keys_to_load": ["pixel"]}, "pixel"),
+        ({"keys_to_load": ["pixel"]}, "did you mean /pixels"),
+        ({"keys_to_load": []}, r"keys_to_load=\[\] names no column: leave it out for all"),
+        ({"keys_to_load": ["ep_len", "reward"]}, r"79 steps .* ep_len has 6 rows: give keys_to_load=\['reward'\]"),
     ):
         with pytest.raises(ValueError, match=said):
             worldmodel.clips(episodes, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="steps="):
-        worldmodel.clips(episodes, steps=3)
+    for wrong, said in (
+        ({"steps": 3}, "clips takes no steps=; did you mean num_steps="),
+        ({"samples": "rows"}, "clips takes no samples=$"),
+        ({"num_steps": 2.5}, "num_steps=2.5: it is a whole number"),
+        ({"keys_to_load": "pixels"}, r"a list of names, as \['pixels'\]"),
+        ({"keys_to_load": [3]}, r"keys_to_load=\[3\]: it is a list of names"),
+        ({"transform": "x"}, "transform='x': it is a function of a clip"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            worldmodel.clips(episodes, **wrong)  # type: ignore[arg-type]
     assert len(worldmodel.clips(episodes, 3, cache_dir=None, keys_to_cache=[])) > 0
     text = write_episodes(tmp_path / "text.h5", task=np.array([b"push"] * sum(EPISODES)))
-    with pytest.raises(LayoutError, match=r"/task is of .*: keys_to_load=\['action', 'depth'"):
+    with pytest.raises(
+        LayoutError, match=r"columns of numbers .* task is of \|S4: give keys_to_load=\['action', 'depth'"
+    ):
         worldmodel.clips(text, 3)
     pictures = write_episodes(tmp_path / "pictures.h5", action=np.zeros((sum(EPISODES), 2, 2, 3)))
     with pytest.raises(LayoutError, match="actions are rows of numbers"):
         worldmodel.clips(pictures, 3)
-    for name, values in (("ep_offset", [0, 9, 9, 32, 36, 47]), ("ep_offset", [0, 9]), ("ep_len", [9, 0, 23, 4, 12])):
+    wrongs: list[tuple[str, Any]] = [("ep_offset", [0, 9, 9, 32, 36, 47]), ("ep_offset", [0, 9])]
+    wrongs += [("ep_len", [9, 0, 23, 4, 12]), ("ep_len", [9.0, 0, 23, 4, 12, 31]), ("ep_len", [99, -90, 23, 4, 12, 31])]
+    for name, values in wrongs:
         wrong = write_episodes(tmp_path / "wrong.h5")
         with h5py.File(wrong, "a") as file:
             del file[name]
             file[name] = values
-        with pytest.raises(LayoutError, match=f"{name}|ep_offset does not say"):
+        with pytest.raises(LayoutError, match="ep_offset does not say that episodes"):
             worldmodel.clips(wrong, 3)
+    wrong = write_episodes(tmp_path / "wrong.h5", reward=np.zeros(7), fps=np.zeros(1))
+    with pytest.raises(
+        LayoutError, match=r"fps has 1 row: give keys_to_load=\['action', 'depth', 'maps', 'pixels', 'pro"
+    ):
+        worldmodel.clips(wrong, 3)
+
+
+def test_a_file_of_another_kind_is_led_to_what_reads_it(episodes: Path, demonstrations: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        LayoutError, match=r"ep_len and ep_offset, and this one does not: worldmodel.robomimic\(\.\.\.\) reads"
+    ):
+        worldmodel.clips(demonstrations)
+    with pytest.raises(
+        LayoutError, match=r"/data/demo_0 and so on, and this one has none: worldmodel.clips\(\.\.\.\) reads"
+    ):
+        worldmodel.robomimic(episodes, OBS)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros(5)
+    for ask in (worldmodel.clips, lambda path: worldmodel.robomimic(path, OBS)):
+        with pytest.raises(LayoutError, match="`solar inspect` says how others are read"):
+            ask(tmp_path / "other.h5")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["ep_len"], file["ep_offset"] = [5], [0]
+    with pytest.raises(LayoutError, match="there is no column beside ep_len and ep_offset"):
+        worldmodel.clips(tmp_path / "other.h5")
 
 
 # --- sequences ----
@@ -328,6 +370,12 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
         ({"hdf5_use_swmr": True}, "being written"),
         ({"hdf5_normalize_obs": True}, "normalise"),
         ({"get_pad_mask": True}, "pad_seq_length=False"),
+        ({"action_keys": ["actions"]}, "name actions in dataset_keys"),
+        (
+            {"dataset_keys": ["rewards", "donets"]},
+            "dataset_keys has 'donets', and /data/demo_0 has not: did you mean dones",
+        ),
+        ({"filter_by_attribute": "test"}, "no /mask/test; its masks are train"),
         ({"goal_mode": "first"}, "goal_mode='first'"),
         ({"goal_mode": "last", "load_next_obs": False}, "goes with load_next_obs"),
         ({"goal_mode": "last", "seq_length": 2, "pad_seq_length": False}, "and pad_seq_length"),
@@ -338,8 +386,12 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
     ):
         with pytest.raises(ValueError, match=said):
             worldmodel.robomimic(demonstrations, OBS, **options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="sequence="):
-        worldmodel.robomimic(demonstrations, OBS, sequence=3)
+    with pytest.raises(TypeError, match="robomimic takes no seq_len=; did you mean seq_length="):
+        worldmodel.robomimic(demonstrations, OBS, seq_len=3)
+    with pytest.raises(ValueError, match="obs_keys and dataset_keys name nothing"):
+        worldmodel.robomimic(demonstrations, [], dataset_keys=[])
+    with pytest.raises(LayoutError, match="obs_keys has 'camra', and /data/demo_0/obs has not: did you mean camera"):
+        worldmodel.robomimic(demonstrations, ["camra"])
     assert len(worldmodel.robomimic(demonstrations, OBS, hdf5_cache_mode=None, hdf5_use_swmr=False)) == 40
     with pytest.raises(LayoutError, match="2 files"):
         worldmodel.robomimic([demonstrations, demonstrations], OBS)
@@ -359,6 +411,16 @@ def test_sequences_that_cannot_be_are_refused_in_words(demonstrations: Path, tmp
         worldmodel.robomimic(wrong, OBS, filter_by_attribute="some")
     with pytest.raises(LayoutError, match="mask/none names no demonstration"):
         worldmodel.robomimic(wrong, OBS, filter_by_attribute="none")
+    with h5py.File(wrong, "a") as file:
+        for demo in file["data"].values():
+            del demo["next_obs"]
+    with pytest.raises(LayoutError, match="demonstrations have no next_obs: give load_next_obs=False"):
+        worldmodel.robomimic(wrong, OBS)
+    assert len(worldmodel.robomimic(wrong, OBS, load_next_obs=False)) == 40
+    with h5py.File(wrong, "a") as file:
+        del file["mask"]
+    with pytest.raises(LayoutError, match="it has no masks, so leave the argument out"):
+        worldmodel.robomimic(wrong, OBS, load_next_obs=False, filter_by_attribute="train")
     named = write_demonstrations(tmp_path / "named.hdf5", {"demo_0": 3, "first": 4})
     with pytest.raises(LayoutError, match="/data/first: demonstrations are named demo_0"):
         worldmodel.robomimic(named, OBS)

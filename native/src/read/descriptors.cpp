@@ -32,13 +32,14 @@ std::shared_ptr<const File> open_checked(const SourceFile& wanted, bool direct) 
 
 std::shared_ptr<const File> OpenFiles::open(const SourceFile& wanted, unsigned thread, std::uint64_t now_ns,
                                             std::uint64_t& retries) {
-  const unsigned copy = thread % copies();
+  const unsigned most = copies(), copy = thread % most;
   Shard& shard = shard_of(wanted.path);
   {
     const std::lock_guard lock(shard.mutex);
     const auto known = shard.by_path.find(wanted.path);
-    if (known != shard.by_path.end() && known->second.contains(copy)) {
-      const Files::iterator at = known->second.at(copy);
+    if (known != shard.by_path.end() && (known->second.contains(copy) || known->second.size() >= most)) {
+      const auto own = known->second.find(copy);
+      const Files::iterator at = own == known->second.end() ? known->second.begin()->second : own->second;
       Open& open = *at;
       // Of another inspection, or written to since, it is opened anew, which says so.
       bool still = same(*open.file, wanted);
@@ -73,10 +74,11 @@ std::shared_ptr<const File> OpenFiles::open(const SourceFile& wanted, unsigned t
   return file;
 }
 
-// How many descriptors of each file there is room for.
+// How many descriptors each file has: threads that read through one wait for each other's reference count. Of many files
+// threads seldom meet at one, and each open of a shared file system is a request to its metadata server.
 unsigned OpenFiles::copies() const noexcept {
   const std::size_t paths = std::max<std::size_t>(1, paths_.load(std::memory_order_relaxed));
-  return static_cast<unsigned>(std::clamp<std::size_t>(limit_ / paths, 1, threads_));
+  return static_cast<unsigned>(std::clamp<std::size_t>(std::min(limit_, threads_ + paths - 1) / paths, 1, threads_));
 }
 
 std::shared_ptr<const File> OpenFiles::open_now(const SourceFile& wanted, std::uint64_t& retries) {
