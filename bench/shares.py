@@ -48,7 +48,7 @@ SCENES = {
 def make(scene: Scene, path: Path, part: int) -> int:
     """Counts of a detector, as gzip chunks of about a quarter of the bytes. Their number, decoded."""
     rng = np.random.default_rng(1)
-    shape = (max(scene.chunks[0], scene.shape[0] // part), *scene.shape[1:])
+    shape = (max(2 * scene.chunks[0], scene.shape[0] // part), *scene.shape[1:])
     with h5py.File(path, "w") as file:
         made = file.create_dataset("u", shape, scene.dtype, chunks=scene.chunks, **GZIP)
         for begin in range(0, shape[0], MADE):
