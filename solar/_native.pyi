@@ -480,6 +480,7 @@ class Run:
         node: Node | None = None,
         lends: int = 0,
         pool: SharedPool | None = None,
+        passed_on: bool = False,
     ) -> None: ...
     def part(
         self,
@@ -505,6 +506,9 @@ class Run:
 
     def take(self, seconds: float) -> tuple[list[U8], tuple[int, ...]] | None:
         """The bytes of the next batch's fields, and what was read since the one before; None after `seconds`."""
+
+    def ask(self, number: int) -> None:
+        """Somebody waits for this batch, and keeps those before it. For batches that are `passed_on`."""
 
     def retire(self) -> None: ...
     def waiting_for(self) -> str:

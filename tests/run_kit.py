@@ -176,9 +176,18 @@ class Part:
 class Run:
     """solar._native.Run. It works only while somebody takes a batch, and asserts all that must hold."""
 
-    def __init__(self, reader: Any, staged: int, scratch: int, node: None = None, lends: int = 0) -> None:
+    def __init__(
+        self,
+        reader: Any,
+        staged: int,
+        scratch: int,
+        node: None = None,
+        lends: int = 0,
+        *,
+        passed_on: bool = False,
+    ) -> None:
         assert staged >= 1
-        assert node is None and lends in (0, 1)
+        assert node is None and lends in (0, 1) and not passed_on
         assert scratch >= 0
         self._reader = reader
         self._parts: list[Part] = []

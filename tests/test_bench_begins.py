@@ -57,6 +57,7 @@ SMALLEST = {
     "bench.serve_page": "--seconds 1 {new}/page.html",
     "bench.serve_nodes": "--quick --hosts 2 --rates 1gbit --shares 0.25 --ways alone --folder {new} --out {new}/out",
     "bench.shapes": "--quick --scenes clips --peers solar --folder {new} --out {new}/out",
+    "bench.shares": "--part 16 --shares 1.1 --epochs 1 --folder {new}",
     "bench.slowfs": "",
     "bench.threads": "--threads 2 --seconds 0.1 --files 4 --folder {new}",
     "bench.timeline": "--quick --samples 1024 --compute 1 --folder {new} --out {new}/out",

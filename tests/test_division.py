@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solar.planning.budget import pooled_nbytes
 from solar.planning.regions import around
-from solar.planning.sharing import Division, Group, at_home, by_turns, divide_uses, largest, seated
+from solar.planning.sharing import Division, Group, at_home, by_turns, divide_uses, most_nbytes, seated
 from solar.planning.units import Units, uniform
 
 NONE = -1
@@ -101,19 +102,25 @@ def test_by_turns_each_rank_has_what_torch_gives_it_and_nothing_travels(world: t
         assert one.sizes.tolist() == np.diff(one.batch.starts).tolist()
 
 
-@given(worlds(), st.booleans(), st.booleans(), st.sampled_from([1, 7, 1 << 18]))
+@given(worlds(), st.booleans(), st.sampled_from([1, 7, 1 << 18]))
 @settings(max_examples=200, deadline=None)
-def test_the_largest_batches_of_all_ranks_are_those_of_each_alone(
-    world: tuple[np.ndarray, ...], even: bool, sends: bool, at_a_time: int
+def test_the_memory_of_batches_is_that_of_all_that_a_node_has_at_a_time(
+    world: tuple[np.ndarray, ...], even: bool, at_a_time: int
 ) -> None:
     node_of, starts, homes = world
-    taken = at_home(homes, starts, node_of, even=even)
+    taken, each = at_home(homes, starts, node_of, even=even), (5_000, 70_000)  # two fields of a sample
     with mock.patch("solar.planning.sharing.SWEEP_BLOCK", at_a_time):
-        sizes, come = largest(starts, taken, homes, node_of, sends=sends)
-    for rank in range(len(node_of)):
-        one = divide_uses(starts, taken, homes, rank, mates(node_of, rank), sends=sends)
-        assert sizes[rank] == one.sizes.max()
-        assert come[rank] == (np.bincount(one.come[:, 0], minlength=1).max() if sends else 0)
+        found = most_nbytes(starts, taken, homes, node_of, each)
+    for node, (two, more) in enumerate(found.tolist()):
+        takes = np.zeros(len(starts) - 1, np.int64)
+        for rank in np.flatnonzero(node_of == node).tolist():
+            one = divide_uses(starts, taken, homes, rank, mates(node_of, rank), sends=True)
+            takes += [sum(pooled_nbytes(size * nbytes) for nbytes in each if size) for size in one.sizes.tolist()]
+            takes += np.bincount(one.come[:, 0], minlength=len(takes)) * sum(each)
+        for batches in range(2, 10):
+            most = max(takes[begin : begin + batches].sum() for begin in range(len(takes)))
+            assert most <= two + (batches - 2) * more
+        assert two <= 5 * max(takes)  # not much more, either
 
 
 def test_ranks_are_seated_node_by_node() -> None:

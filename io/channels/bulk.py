@@ -295,9 +295,9 @@ def _walk(errand: Errand, bell: threading.Event) -> None:
         error = None
         if goes_on and letters is None:
             bell.wait()
-        for letter in letters or ():
+        while letters:  # each goes when it has come, for its memory is that of a batch
             try:
-                letter.wait(FOR_EVER)
+                letters.pop(0).wait(FOR_EVER)
             except RuntimeError as broken:
                 error = Gone(str(broken))
 

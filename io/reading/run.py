@@ -101,6 +101,7 @@ class Running:
         scratch: int,
         node: _native.Node | None = None,  # its processes run the same plan in its memory: see shared_nbytes
         lends: int = 0,  # batches that whoever takes them has while another is begun; 0: any number
+        passed_on: bool = False,  # whoever takes batches passes them on to who asks for them
     ) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.pages * part.page for part in parts) + reading_threads() * scratch
@@ -111,7 +112,7 @@ class Running:
         self._received, self._taking = ReceivedBatches(), threading.Lock()
         self._reclaim: Callable[[], Any] | None = None  # has whoever takes batches from the native run give it back
         self._node = node
-        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
+        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends, passed_on=passed_on)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
             self._run.part(one.source, part.field, *held_natively(one, part))
@@ -178,6 +179,12 @@ class Running:
         if self._several:
             values = [part for rows, whole in zip(self.rows, values, strict=True) for part in rows.parts(whole)]
         return values, came[1]
+
+    def ask(self, number: int) -> None:
+        """Says that somebody waits for this batch, and keeps those before it that have not come back."""
+        run = self._run
+        if run is not None:
+            run.ask(number)
 
     def let_go(self, number: int) -> None:
         """Releases a batch that was handed out."""

@@ -172,11 +172,12 @@ std::shared_ptr<solar::MemoryPool> shared(std::shared_ptr<solar::MemoryPool> poo
 class BoundRun {
  public:
   BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node, std::size_t lends,
-           const solar::bind::BoundPool* pool)
+           const solar::bind::BoundPool* pool, bool passed_on)
       : reader_(std::move(reader)),
         run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_),
                                           pool == nullptr ? shared(solar::bind::batch_pool()) : shared(pool->native),
-                                          staged, scratch, node == nullptr ? nullptr : node->native, lends)) {}
+                                          staged, scratch, node == nullptr ? nullptr : node->native, lends,
+                                          passed_on)) {}
   ~BoundRun() {
     bool closed = false;
     {
@@ -221,6 +222,7 @@ class BoundRun {
     return solar::bind::tuple_of(std::move(batch));
   }
 
+  void ask(std::uint64_t number) { run_->ask(number); }
   void retire() { run_->retired(); }
   solar::Run& native() { return *run_; }
 
@@ -366,14 +368,16 @@ void bind_run(nb::module_& module) {
       .def(
           "__init__",
           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
-             std::size_t lends, const solar::bind::BoundPool* pool) {
-            new (self) BoundRun(std::move(reader), staged, scratch, node, lends, pool);
+             std::size_t lends, const solar::bind::BoundPool* pool, bool passed_on) {
+            new (self) BoundRun(std::move(reader), staged, scratch, node, lends, pool, passed_on);
           },
-          "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0, "pool"_a = nb::none())
+          "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0, "pool"_a = nb::none(),
+          "passed_on"_a = false)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
            "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none(), "pack"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
+      .def("ask", &BoundRun::ask, "number"_a)
       .def("retire", &BoundRun::retire)
       .def("waiting_for", &BoundRun::waiting_for)
       .def("due", &BoundRun::due)

@@ -254,7 +254,9 @@ def rows_of(source: SampleSource) -> list[Rows]:
     return [rows for dataset in source.datasets for one in dataset.opened() for rows in one.rows.held_rows]
 
 
-def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
+def batch_needs(
+    source: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", room: tuple[int, int] | None = None
+) -> Needs:
     """Returns the memory that batches take while they are made and used (planning/budget.py)."""
     if source.ragged:
         from solar.samples.ragged_reader import largest_batch  # only where samples are of unequal length
@@ -270,7 +272,7 @@ def batch_needs(source: SampleSource, pace: AheadSpec, batch: int, exchange: str
     if source.first.constants is not None:
         fields.append(SampleBytes(0, source.first.constants.nbytes))
     scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(source))
-    return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, inbox=inbox)
+    return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, room=room)
 
 
 def made_nbytes(opened: FieldReader) -> int:

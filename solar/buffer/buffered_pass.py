@@ -193,7 +193,9 @@ class BufferedPass:
         if rank_group.balance == "uneven":
             batch = self._sampler_state.cutter.batch_size
             largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
-        return batch_needs(self._source, self._pace, largest, rank_group.exchange, segment.inbox)
+        if segment.room is not None:
+            largest = max(self._sampler_state.batch_size or 0, int(segment.batches.sizes.max(initial=0)))
+        return batch_needs(self._source, self._pace, largest, rank_group.exchange, segment.room)
 
     def _most(self, segment: PassUses) -> int:
         return max(self._sampler_state.batch_size or 0, int(segment.sizes.max(initial=0)))

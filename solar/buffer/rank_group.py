@@ -163,21 +163,24 @@ class RankGroup:
     def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
         """Returns the run that executes the plan of this node."""
         from solar.io.channels import node_memory
-        from solar.planning.sharing import SENDING
+        from solar.planning.budget import SENDING
 
-        made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
+        sends, memory = self.exchange in SENDING, None
+        window = max(1, staged) if lends else max(1, staged - staged // 2)  # batches that are exchanged, or wait
+        made = staged if not sends else 1 if lends else max(1, staged // 2)
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]
             memory = node_memory.join(door, self.place, self.names, shared_nbytes(parts), check=self.peers.check)
-        running = Running(rows, parts, made, scratch, memory, lends)
+        with_taker = staged - 1 + lends if sends and lends else lends  # all but the one that is made
+        running = Running(rows, parts, made, scratch, memory, with_taker, sends)
         shared = sum(part.pages * part.page for part in parts)
         running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
-        if self.exchange not in SENDING:
+        if not sends:
             return running
         from solar.distributed.exchange import Exchange, mail  # only where samples travel between nodes
 
         mailed = mail(self.exchange, self.peers.check)
-        return Exchange(running, mailed, max(1, staged - made), ended=self.peers.ended)
+        return Exchange(running, mailed, window, ended=self.peers.ended)
 
     # --- who takes what ----
 

@@ -223,7 +223,7 @@ def compare_policies(cases: Sequence[PlannedData], job: Job) -> Answer:
     plans = [first, *(plan_node(job, node) for node in range(1, _work_out(job)))]
     ours = any(case.ours for case in cases)
     exact = [case.drawn_otherwise(by=None) for case in cases]  # as others shuffle
-    others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(exact)
+    others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(exact, first.ready)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)
     outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
@@ -263,8 +263,11 @@ def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
     return replace(whole, scans=whole.seconds / scan, peak_bytes=max(one.peak_bytes for one in found))
 
 
-def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
-    """Returns the cost of other policies, field by field, and which of them were simulated on a smaller copy."""
+def _others(cases: Sequence[PlannedData], ready: int) -> tuple[dict[str, Outcome], tuple[str, ...]]:
+    """Returns the cost of other policies, field by field, and which of them were simulated on a smaller copy.
+
+    What is pinned leaves room for as many batches as our plan has: the `ready` ones and one in use.
+    """
     found: dict[str, list[Outcome]] = {}
     scaled = set()
     for case in cases:
@@ -276,7 +279,7 @@ def _others(cases: Sequence[PlannedData]) -> tuple[dict[str, Outcome], tuple[str
         by = {
             "torch": policies.torch(*of, **settings),
             "lru": least,
-            "pinned": policies.pinned(*of, **cached),
+            "pinned": policies.pinned(*of, **cached, ready=ready),
             "solar_paper": policies.solar_paper(*of, **cached),
         }
         for name, one in by.items():

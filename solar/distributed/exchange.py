@@ -169,6 +169,11 @@ class PendingExchange:
             self.let_go(number)
             self.changed.notify_all()
 
+    def sending(self) -> bool:
+        """Returns whether a batch that was handed out is still being sent."""
+        with self.changed:
+            return any(batch.taken for batch in self.batches.values())
+
     def came(self, peer: int, batch: Batch, nbytes: int, error: Exception | None = None) -> None:
         """Notes that a message of a peer for a batch has arrived, or failed with `error`."""
         with self.changed:
@@ -688,6 +693,8 @@ class Exchange:
             if self._traffic is None:
                 raise RuntimeError("this run was closed")
             self._traffic.peers.look()
+            if not self._underway.sending():
+                self._running.ask(number)
             return self._underway.whole(number, nap)
 
         def missing() -> str:

@@ -19,6 +19,8 @@ FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait;
 DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
 ENCODE_SHARE = 8  # and where they encode what is kept: what that takes, or nothing is
 ENCODED_READS, ENCODED_SHARE = 1 << 20, 32  # bytes beside it that a thread reads at a time, or one part of so many
+SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoever takes them reads them
+NEAR, NEAR_READING = 32, 4  # of what is missing to hold everything the part that batches, or threads, may take
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
@@ -61,6 +63,7 @@ class Needs(NamedTuple):
     decodes: bool = True  # in its scratch, instead of reading alone
     lends: int = 0  # batches that the loop has, beside those that wait and the one that is made; 0: any number
     encodes: int = 0  # bytes that a thread would need to encode what is kept; 0: nothing may be
+    at_work: bool = False  # batches are worked on, or travel, while they wait
 
     @property
     def least(self) -> int:
@@ -91,7 +94,7 @@ def needs(
     scratch: int,
     threads: int,
     exchange: str = "",
-    inbox: int = 0,
+    room: tuple[int, int] | None = None,
 ) -> Needs:
     """Returns the memory that batches of this size take while they are made and used.
 
@@ -99,20 +102,25 @@ def needs(
     need no further work, the next one is one that waited: no other is begun before the loop's variable is bound to it,
     which gives the last one back (Run, `lends`). Otherwise another batch is made from what was read, in the loop or in
     each thread, while the user has one. Threads keep as many finished batches as wait. A device copies from some.
-    Samples of other nodes are received in memory beside each batch that waits, up to `inbox` samples of it, or are read
-    for later batches, and then the run makes one more.
+    Where samples travel between nodes, `room` is what two batches take with what is sent and received, and each further
+    one. If they are worked on as well, or samples are read for later batches, the run makes one more.
     """
     read = [pooled_nbytes(batch * field.read) for field in fields]
     made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
     handed_out = sum(after or before for before, after in zip(read, made, strict=True))
-    busy, waiting = max(1, pace.threads), handed_out if pace.threads else 0
-    lends = 0 if pace.threads or exchange or any(made) else 1 + pace.copied
-    beside = (0 if lends else busy * (sum(read) + sum(made)) + waiting) + handed_out * (1 + pace.copied)
-    if exchange:
-        beside += sum(read) * (1 + (FETCHED if exchange == "read" else 1))
-        waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)
     decodes = scratch > max(field.read for field in fields)  # what is only read takes a sample, or less
-    return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
+    busy, ahead = max(1, pace.threads), max(1, pace.ahead - pace.threads)
+    lends = 0 if pace.threads or exchange == "read" or any(made) else 1 + pace.copied
+    if lends:
+        two, more = room or (2 * sum(read), sum(read))
+        beside = two - more + pace.copied * more
+        return Needs(more, beside, scratch, threads, ahead, decodes, lends, at_work=room is not None)
+    each = sum(read) if room is None else room[0] - sum(read)  # the largest batch, with its parcels
+    waiting = handed_out if pace.threads else 0
+    beside = busy * (each + sum(made)) + waiting + handed_out * (1 + pace.copied)
+    if exchange:
+        beside += each * (1 + (FETCHED if exchange == "read" else 1))
+    return Needs(each + waiting, beside, scratch, threads, ahead, decodes, lends, at_work=True)
 
 
 def divide_memory(
@@ -126,11 +134,12 @@ def divide_memory(
     """Divides a buffer among these processes. Raises BufferTooSmall if it has no room for their batches.
 
     A batch has up to `batch` samples. If batches that wait would take much of the memory, fewer wait. `wholes` are
-    sizes that hold all samples, in one form or another. Just below such a size, threads get no more than is missing
-    (which at most doubles what is read again and again) or than is left. Where samples may be packed, threads get what
-    encoding takes, if that is little, and what long reads take besides. `tables` are the bytes in which each process
-    keeps where samples lie; they take up to half of what is left for samples. `apart` is the number of processes of
-    this node that each have a buffer of this size; only the error mentions it.
+    sizes that hold all samples, in one form or another. Near such a size, batches and threads get, beyond the least
+    that they need, what is left, or a part of what is missing (NEAR, NEAR_READING), which is read again and again.
+    Where samples may be packed, threads get what encoding takes, if that is little and not all samples have room as
+    they are, and what long reads take besides. `tables` are the bytes in which each process keeps where samples lie;
+    they take up to half of what is left for samples. `apart` is the number of processes of this node that each have a
+    buffer of this size; only the error mentions it.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -139,17 +148,28 @@ def divide_memory(
     threads = sum(one.threads for one in needs)
     waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
     lends = min(one.lends for one in needs)
-    room = min(nbytes // (FEWER if lends else AT_WORK), nbytes - threads * scratch) - beside
-    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
+    part = AT_WORK if any(one.at_work for one in needs) else FEWER
+    room = min(nbytes // part, nbytes - threads * scratch) - beside
+    free = nbytes - least - len(needs) * tables
+    more = _spare(free, wholes, NEAR)
+    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1), 1 + more // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
-    most = min((abs(left - one - len(needs) * tables) for one in wholes), default=left)
+    most = _spare(left - len(needs) * tables, wholes, NEAR_READING)
     each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
     encodes = max(one.encodes for one in needs)
-    if 0 < encodes * threads * ENCODE_SHARE <= left:
+    if 0 < encodes * threads * ENCODE_SHARE <= left and left - threads * each < max(wholes, default=left):
         each = max(each, encodes + min(ENCODED_READS, left // (ENCODED_SHARE * threads)))
     parts = left - threads * each
     return Budget(nbytes, staged, each, parts - min(len(needs) * tables, parts // 2), batch, lends)
+
+
+def _spare(free: int, wholes: Sequence[int], part: int) -> int:
+    """Returns how much of the free memory may be used for other things than samples.
+
+    It is what holding all of them leaves, or a part of what is missing for that.
+    """
+    return min((free - one if free >= one else (one - free) // part for one in wholes), default=free)
 
 
 def pooled_nbytes(nbytes: int) -> int:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from solar.planning import costs
-from solar.planning.budget import AheadSpec, Budget, Needs, SampleBytes, divide_memory, needs, wholes
+from solar.planning.budget import SENDING, AheadSpec, Budget, Needs, SampleBytes, divide_memory, needs, wholes
 from solar.planning.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planning.plan import plan_rows
 from solar.planning.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, passes_per_plan, policies_after
 from solar.planning.regions import whole_region
 from solar.planning.served import budget_of_jobs, encoding_nbytes, packable, tables_nbytes
-from solar.planning.sharing import SENDING, Sharing, Who
+from solar.planning.sharing import Sharing, Who
 from solar.planning.sweep import Counts, RetentionPolicy, total
 from solar.planning.torch_shuffles import ShuffledUses, steps
 from solar.planning.units import Units
@@ -90,10 +90,8 @@ class Job:
     def needs(self) -> list[Needs]:
         """The memory that the batches of each rank take, by the first epoch."""
         own = self.sharing(0)
-        if self.world.ranks == 1:  # its uses are those of all jobs
-            return [_needs_of(self, own.exchange, 0, 0)]
-        made = lru_cache(None)(partial(_needs_of, self, own.exchange))  # most ranks are alike
-        return [made(*facts) for facts in zip(*own.largest(self.uses(0), self.who(0)), strict=True)]
+        room = own.room(self.uses(0), self.who(0)) if own.exchange in SENDING else None
+        return [_needs_of(self, own.exchange, room)] * self.world.ranks
 
     def sharing(self, rank: int) -> Sharing:
         """Returns how the data set is divided among ranks, as this rank sees it and loaders do by default."""
@@ -120,6 +118,11 @@ class NodePlan:
     def later(self) -> range:
         """The epochs that stand for those after the first; if there is only one, that one."""
         return range(min(1, len(self.epochs) - 1), len(self.epochs))
+
+    @property
+    def ready(self) -> int:
+        """The number of batches of each rank that are ready before they are asked for."""
+        return 0 if self.budget is None else self.budget.staged
 
     @property
     def peak_nbytes(self) -> int:
@@ -303,11 +306,11 @@ def fields_of_batch(job: Job, batch: int) -> list[SampleBytes]:
     return found
 
 
-def _needs_of(job: Job, exchange: str, largest: int, inbox: int) -> Needs:
-    """Returns the memory for a rank's batches if the largest has `largest` samples."""
-    batch = max(rank_batch(job), largest)
+def _needs_of(job: Job, exchange: str, room: tuple[int, int] | None) -> Needs:
+    """Returns the memory for a rank's batches (`PassUses.room`)."""
+    batch = rank_batch(job)
     fields = fields_of_batch(job, batch)
-    own = needs(fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
+    own = needs(fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, room=room)
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
 

@@ -77,6 +77,7 @@ class PassUses(NamedTuple):
     takers: NDArray[np.int32] | None = (
         None  # ranks of a node share what samples lie in: of each planned use, whose it is
     )
+    room: tuple[int, int] | None = None  # where rows travel: bytes of two batches, with parcels; of each further one
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -95,21 +96,14 @@ class PassUses(NamedTuple):
         which = None if self.planned.which is None else self.planned.which[order]
         return SampleUses(which, self.planned.rows[order], starts, epoch=self.planned.epoch)
 
-    @property
-    def inbox(self) -> int:
-        """The most samples of a batch that come from other nodes, with room for those of a later segment."""
-        if self.parcels is None or not len(self.parcels.come):
-            return 0
-        return with_room(int(np.bincount(self.parcels.come[:, 0]).max()))
-
     def same(self, other: PassUses) -> bool:
         """Returns whether both use the same samples in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)
 
 
-def with_room(samples: int) -> int:
-    """Returns how many samples an inbox should hold if up to `samples` come to a batch of the first segment."""
-    return int(1.5 * samples)
+def with_room(nbytes: int) -> int:
+    """Returns the room for parcels if those of the first segment take this much."""
+    return nbytes + nbytes // 4
 
 
 def alone(uses: SampleUses) -> PassUses:

@@ -76,27 +76,29 @@ def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_],
 
 
 def pinned(
-    order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
-) -> Outcome:
+    order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1,
+    ready: int = 0,
+) -> Outcome:  # fmt: skip
     """Simulates a fixed set that fits into the memory of all nodes, with the rest read one by one: the best any cache
     can do.
 
-    A use is a hit on whichever node the sample is held. A node keeps room for the batches of its ranks, unless nothing
-    is left to be read. Of units that differ in size the smallest are held, because they save most requests. A batch
-    reads a unit once if memory has room for the batches; otherwise each use reads it, as in `torch`. Encoded chunks are
-    held decoded or as stored, whichever costs less.
+    A use is a hit on whichever node the sample is held. A node keeps room for a batch of each of its ranks, and for
+    `ready` more, unless nothing is left to be read. Of units that differ in size the smallest are held, because they
+    save most requests. A batch reads a unit once if memory has room for the batches; otherwise each use reads it, as in
+    `torch`. Encoded chunks are held decoded or as stored, whichever costs less.
     """
     ways = (False, True) if units.encoded else (False,)
-    each = [_pinned(order.of(epoch), units, world, batch, memory, storage, as_stored) for as_stored in ways]
+    uses, staged = order.of(epoch), 1 + ready
+    each = [_pinned(uses, units, world, batch, memory, storage, as_stored, staged) for as_stored in ways]
     return min(each, key=lambda outcome: outcome.seconds)
 
 
 def _pinned(
-    uses: Samples, units: Units, world: World, batch: int, memory: int, storage: Storage, as_stored: bool
+    uses: Samples, units: Units, world: World, batch: int, memory: int, storage: Storage, as_stored: bool, batches: int
 ) -> Outcome:
     nodes = -(-world.ranks // world.ranks_per_node)
     whole = stored_nbytes(units) if as_stored else _whole_nbytes(units)
-    staging = world.ranks_per_node * batch * int(held_nbytes(units).max())
+    staging = batches * world.ranks_per_node * batch * int(held_nbytes(units).max())
     is_pinned, fullest = _pinned_set(whole, memory, nodes)
     if not is_pinned.all():
         is_pinned, fullest = _pinned_set(whole, max(0, memory - staging), nodes)
@@ -111,7 +113,7 @@ def _pinned(
         once = distinct_units(rank_and_step[missed], unit[missed]) if staging <= memory else unit[missed]
         requests, nbytes = requests + len(once), nbytes + int(stored_nbytes(units)[once].sum())
         decoded += [once, unit[~missed]] if as_stored else [once]
-    peak = fullest + staged
+    peak = fullest + batches * staged
     return _outcome(units, storage, len(uses) - hits, hits, requests, nbytes, np.concatenate(decoded), peak)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.planning.budget import SENDING, pooled_nbytes
 from solar.planning.pass_uses import PassUses, SampleUses, with_room
 from solar.planning.planned_passes import Piece
 from solar.planning.regions import around, homes, units_of
@@ -23,6 +24,7 @@ Ranks = NDArray[np.int32]
 Starts = NDArray[np.int64]
 
 STEPS_TOGETHER = 1 << 10  # that are looked at together
+WINDOWS = range(2, 10)  # batches that are there at the same time
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,32 +118,51 @@ def divide_uses(
     )
 
 
-def largest(
-    starts: Starts, taken_by: Ranks, provided_by: Ranks, node_of: NDArray[np.int32], *, sends: bool
-) -> tuple[Places, Places]:
-    """Returns, for each rank, the most samples of a batch, and the most of them that come from other nodes.
+def most_nbytes(
+    starts: Starts, taken_by: Ranks, provided_by: Ranks, node_of: NDArray[np.int32], sample_nbytes: Sequence[int]
+) -> NDArray[np.int64]:
+    """Returns, for each node, the most memory that two batches of each of its ranks take, one after the other, and what
+    each further one takes more, where samples travel between nodes.
 
-    The first counts what the rank sends, too. Both are what `divide_uses` finds rank by rank, in a single pass.
+    A batch takes what the pool has for it and for what its rank sends, and room for what comes from other nodes.
     """
-    ranks = len(node_of)
-    sizes, come = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    begin = 0
-    while begin < len(starts) - 1:
+    nodes, steps = int(node_of.max()) + 1, len(starts) - 1
+    own, aside, begin = np.zeros((steps, nodes), np.int64), np.zeros((steps, nodes), np.int64), 0
+    while begin < steps:
         end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + SWEEP_BLOCK, side="right")) - 1)
         taken, provided = (who[starts[begin] : starts[end]] for who in (taken_by, provided_by))
-        step = np.repeat(np.arange(end - begin), np.diff(starts[begin : end + 1])) * ranks
+        step = np.repeat(np.arange(end - begin), np.diff(starts[begin : end + 1]))
+        away = node_of[taken] != node_of[provided]
 
-        def counted(of: Places, steps: int = end - begin) -> Places:
-            return np.bincount(of, minlength=steps * ranks).reshape(steps, ranks)
+        def counted(of: Places, among: int, steps: int = end - begin) -> Places:
+            return np.bincount(of, minlength=steps * among).reshape(steps, among)
 
-        counts = counted(step + taken)
-        if sends:
-            away = node_of[taken] != node_of[provided]
-            counts += counted((step + provided)[away])
-            come = np.maximum(come, counted((step + taken)[away]).max(axis=0))
-        sizes = np.maximum(sizes, counts.max(axis=0))
+        ranks = len(node_of)
+        batch = counted(step * ranks + taken, ranks)
+        sizes = batch + counted((step * ranks + provided)[away], ranks)
+        come = counted((step * nodes + node_of[taken])[away], nodes)
+        memory = memory_of(int(sizes.max(initial=0)), sample_nbytes)
+        for node in range(nodes):
+            own[begin:end, node] = memory[batch][:, node_of == node].sum(axis=1)
+            aside[begin:end, node] = memory[sizes][:, node_of == node].sum(axis=1)
+        aside[begin:end] += come * sum(sample_nbytes) - own[begin:end]
         begin = end
-    return sizes, come
+    return np.array([_in_windows(*both) for both in zip(own.T, aside.T, strict=True)], np.int64)
+
+
+def memory_of(samples: int, sample_nbytes: Sequence[int]) -> NDArray[np.int64]:
+    """Returns what the pool has for batches of 0, 1, 2, ... up to this many samples."""
+    counts = range(1, samples + 1)
+    return np.array([0, *(sum(pooled_nbytes(count * each) for each in sample_nbytes) for count in counts)], np.int64)
+
+
+def _in_windows(own: Starts, aside: Starts) -> tuple[int, int]:
+    """Returns the most that two steps side by side take, and what each further one adds at most, with some room."""
+    largest, sums = int(own.max(initial=0)), np.concatenate(([0], np.cumsum(aside)))
+    windows = [int((sums[min(k, len(aside)) :] - sums[: max(1, len(sums) - k)]).max()) for k in WINDOWS]
+    first, *others = (with_room(one) for one in windows)
+    more = max(-(-(one - first) // (k - WINDOWS[0])) for one, k in zip(others, WINDOWS[1:], strict=True))
+    return 2 * largest + first, largest + max(0, more)
 
 
 def group_uses(uses: Places, starts: Starts, places: NDArray[np.int32]) -> Group:
@@ -186,7 +207,6 @@ def runs_of_places(step: Places, rank: Ranks, place: NDArray[np.int32]) -> Place
 
 
 Who = tuple[NDArray[np.int32], NDArray[np.int32]]  # of each use the rank that takes it, and the one that provides it
-SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoever takes them reads them
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +252,7 @@ class Sharing:
         """Returns this rank's part of a pass of all ranks, and which of all uses are in its batches."""
         sends = self.exchange in SENDING
         taken, provided = who or self.who(uses)
+        room = self.room(uses, (taken, provided)) if sends else None
         found = divide_uses(uses.starts, taken, provided, self.rank, self.mates, sends=sends)
         own = some_uses(uses, found.batch)
         shared = len(self.mates) > 1 and any(piece.in_blocks for piece in self.pieces)
@@ -243,13 +264,19 @@ class Sharing:
             Transfers(own.sizes, found.sent, found.come) if sends else None,
             own.sizes * self.ranks / np.diff(uses.starts) if self.balance == "uneven" else None,
             taken[found.here.uses] if shared else None,
+            room,
         )
         return made, found.batch
 
-    def largest(self, uses: SampleUses, who: Who) -> tuple[list[int], list[int]]:
-        """Returns, for each rank, the samples of its largest batch, and the room of its inbox (`PassUses.inbox`)."""
-        sizes, come = largest(uses.starts, *who, self.node_of, sends=self.exchange in SENDING)
-        return sizes.tolist(), [with_room(one) for one in come.tolist()]
+    def room(self, uses: SampleUses, who: Who) -> tuple[int, int]:
+        """Returns what two batches of a rank take of its node's memory, and each further one (`PassUses.room`).
+
+        Ranks of a node share its memory equally. The fullest node counts, because other epochs fill others.
+        """
+        fields = {piece.field: piece.sample_nbytes for piece in reversed(self.pieces)}
+        found = most_nbytes(uses.starts, *who, self.node_of, list(fields.values()))
+        two, more = (-(-found // np.bincount(self.node_of)[:, None])).max(axis=0).tolist()
+        return two, more
 
     def homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
         """Returns the rank in whose home region each use lies."""

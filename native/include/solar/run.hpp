@@ -91,8 +91,9 @@ class Run final : public Batches {
   // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more. `lends`: no
   // batch is begun while more than so many that were taken have not come back, and more than whoever asked last kept (a
   // loop gives one back as soon as it has the next), so that there are `staged` and `lends` in all; 0: that is no matter.
+  // `passed_on`: whoever takes batches passes them on to who asks(), and take() says nothing of what that one keeps.
   Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
-      std::shared_ptr<Node> node = nullptr, std::size_t lends = 0);
+      std::shared_ptr<Node> node = nullptr, std::size_t lends = 0, bool passed_on = false);
   ~Run() override;  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);
@@ -100,6 +101,8 @@ class Run final : public Batches {
   // by retired(). Throws std::invalid_argument where arrays do not fit each other.
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
   bool take(std::chrono::nanoseconds limit, Batch& batch) override;
+  // Somebody waits for this batch, and keeps all that were taken before it and have not come back.
+  void ask(std::uint64_t number);
   // What the next batch waits for: see Reader::waiting_for; or the ranks of the Node.
   std::string waiting_for() const;
   // The last ticket that the batch being made waits for: see Reader::progress. 0: it waits for none yet.

@@ -176,7 +176,7 @@ bool Run::Impl::wait_for_room() {
     }
   }
   changed.wait(lock, go_on);
-  doors->awaited = false;
+  doors->awaited = doors->wanted = false;
   return !closing;
 }
 

@@ -28,18 +28,22 @@ using run::Planned;
 
 // What the Run shares with whoever takes batches; it outlives the Run, for batches come back at any time.
 struct Doors {
-  explicit Doors(std::size_t with_taker) : lends(with_taker) {}
+  Doors(std::size_t with_taker, bool on) : lends(with_taker), passed_on(on) {}
 
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::condition_variable changed;
   const std::size_t lends;  // batches that whoever takes them has while another is begun; 0: any number
+  const bool passed_on;     // who takes batches is not who keeps them, and says by ask() what is kept
+  std::uint64_t taken = 0;  // batches, so far
   std::size_t lent = 0;     // batches that were taken, and of which some memory has not come back
   std::size_t kept = 0;     // of these, that whoever asked for the next one had
+  std::size_t asked = 0;    // of these, that were there when somebody asked last
+  bool wanted = false;      // somebody waits for the next one, whatever is lent
   bool awaited = false;     // the Run's thread waits for room for a batch
 
   // Whoever takes batches has as many as it may have while another is begun.
-  bool all_lent() const { return lends > 0 && lent > std::max(lends, kept); }
+  bool all_lent() const { return lends > 0 && !wanted && lent > std::max(lends, kept); }
 };
 
 // A batch, from when it was taken until all of its memory has come back.
@@ -60,6 +64,7 @@ class Loan {
   // REQUIRES: the mutex.
   void begin() noexcept {
     begun_ = true;
+    ++doors_->taken;
     ++doors_->lent;
   }
 
@@ -82,9 +87,9 @@ class LentBlock final : public MemoryPool::Block {
 
 struct Run::Impl {
   Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among,
-       std::size_t with_taker)
+       std::size_t with_taker, bool passed_on)
       : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)),
-        doors(std::make_shared<Doors>(with_taker)) {
+        doors(std::make_shared<Doors>(with_taker, passed_on)) {
     // If a wait found no memory to note its ticket, that would look like the ticket's own error.
     waited_for.reserve(1);
   }

@@ -34,9 +34,9 @@ void Run::Impl::check_process() const {
 }
 
 Run::Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
-         std::shared_ptr<Node> node, std::size_t lends)
+         std::shared_ptr<Node> node, std::size_t lends, bool passed_on)
     : impl_(std::make_unique<Impl>(reader, std::move(pool), std::max<std::size_t>(1, staged), scratch, std::move(node),
-                                   lends)) {}
+                                   lends, passed_on)) {}
 
 Run::~Run() {
   if (impl_ == nullptr) return;
@@ -131,7 +131,7 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   bool wake = false;
   {
     std::unique_lock lock(impl_->mutex);
-    impl_->doors->kept = impl_->doors->lent;
+    if (!impl_->doors->passed_on) impl_->doors->kept = impl_->doors->lent;
     const auto there = [this] { return !impl_->ready.empty() || impl_->closing || impl_->failed != nullptr; };
     if (!there()) {
       if (impl_->doors->awaited && impl_->has_room()) impl_->changed.notify_all();
@@ -150,6 +150,17 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   if (made.error != nullptr) std::rethrow_exception(made.error);
   batch = std::move(made.batch);
   return true;
+}
+
+void Run::ask(std::uint64_t number) {
+  if (::getpid() != impl_->process) return;
+  const std::lock_guard lock(impl_->mutex);
+  Doors& doors = *impl_->doors;
+  if (doors.taken != number) return;  // what was taken and not passed on yet is among those lent
+  // What is kept once may just be on its way back; what is kept twice is what this one has.
+  doors.kept = std::min(doors.lent, std::exchange(doors.asked, doors.lent));
+  doors.wanted = doors.awaited && impl_->ready.empty();
+  if (doors.awaited && impl_->has_room()) impl_->changed.notify_all();
 }
 
 std::string Run::waiting_for() const {
