@@ -225,8 +225,8 @@ def test_batches_that_did_not_come_in_time_are_not_kept(dataset: Any, monkeypatc
     class Late:
         """A run whose batches are late for a while."""
 
-        def __init__(self, *facts: Any) -> None:
-            self.run = native(*facts)
+        def __init__(self, *facts: Any, **named: Any) -> None:
+            self.run = native(*facts, **named)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.run, name)

@@ -67,7 +67,7 @@ def test_of_more_samples_times_are_near_what_the_command_says(capsys: pytest.Cap
 
 
 def test_what_has_no_room_and_what_is_no_number_is_said() -> None:
-    first = {"samples": 50_000, "size": 0, "share": 0, "chunk": 0, "ranks": 2}
+    first = {"samples": 50_000, "size": 0, "share": 0, "chunk": 2, "ranks": 2}
     tight, none = answered(first, {"samples": 0})
     assert tight["table"] == {} and "no room for the batches" in tight["said"][1]
     [command] = tight["command"]
