@@ -36,6 +36,116 @@ FieldsOf = Callable[[list[Any]], list[Any]]  # makes the fields of a batch of th
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
 
 
+class DrawnPass:
+    """The index batches of a pass that were drawn: as one array where all are known, else one by one."""
+
+    def __init__(self, batches: Indices, sampler_state: SamplerState) -> None:
+        self.position, self.sampler_state = batches.position, sampler_state
+        self.error: Exception | None = None  # of the sampler, after these batches
+        self.exhausted = False
+        self.arrays: Pass | None = None  # not yet known to the run
+        self.cut: Pass | None = None  # known to the run: what `given` cuts
+        self.given: Iterator[Any] = iter(())  # the batches that the run knows
+        self._batches = batches
+        self._next: deque[Any] = deque()  # one by one, and not yet known to the run
+
+    @property
+    def empty(self) -> bool:
+        """Whether the run knows all that was drawn."""
+        return self.arrays is None and not self._next
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that the run does not know, or nearly so."""
+        return len(self._next) * (self.sampler_state.batch_size or 1) if self.arrays is None else len(self.arrays[0])
+
+    def draw(self) -> None:
+        """Draws the next index batches, all of the pass if its end is known.
+
+        Batches that were drawn before an interruption are kept, and the next call continues.
+        """
+        if self.arrays is None and not self.exhausted:
+            try:
+                self._draw_more()
+            except Exception as error:  # comes after the batches before it, as in torch
+                self.error, self.exhausted = error, True
+
+    def _draw_more(self) -> None:
+        if not self._next and (made := self._batches.at_once()) is not None:
+            self.arrays, self.exhausted = made if len(made[1]) > 1 else None, True
+            return
+        most = self.position.order.drawn_at_once(self.sampler_state.batches)
+        self._next.extend(islice(self._batches, max(0, most - len(self._next))))
+        self.exhausted = len(self._next) < most
+
+    def take_arrays(self, made: Pass) -> None:
+        """Has these arrays in place of what was drawn."""
+        self.arrays, self._next = made, deque()
+
+    def give(self) -> None:
+        """Marks all that was drawn as known to the run."""
+        self.given, self.cut = iter(self._next) if self.arrays is None else cut_at(self.arrays), self.arrays
+        self.arrays, self._next = None, deque()
+
+    def flat(self) -> Pass:
+        """Returns the samples of all batches, and where each batch begins. Raises if they are no integers."""
+        if self.arrays is not None:
+            return self.arrays
+        if self.sampler_state.cutter is None:
+            samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
+        else:
+            lengths = np.array([len(batch) for batch in self._next], np.int64)
+            arrays = [batch for batch in self._next if len(batch)]
+            if arrays and isinstance(arrays[0], np.ndarray):
+                samples = np.concatenate(arrays)
+            else:
+                samples = np.array([*chain.from_iterable(arrays)])
+        if not samples.size or samples.ndim != 1 or samples.dtype.kind not in "iu":
+            raise TypeError("indices are integers")  # nobody sees this: it is read without the run
+        return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
+
+
+class RunFields:
+    """Makes the fields of batches of what a run gives: converted, picked, or cut out of blocks."""
+
+    def __init__(self, source: SampleSource, alone: bool) -> None:
+        """`alone`: batches are taken by the consumer's thread."""
+        self._source, self._alone = source, alone
+        self._of_ragged = _fields_of_run(source) if source.ragged else None
+        self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
+        self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
+        self.by_row = any(one.field is not None and one.field.by_row for one in self._fields)
+        # On average where they differ.
+        self._row_nbytes = sum(one.rows.sample_nbytes for one in source.first.opened())
+
+    def start(self, segment: PassUses, lease: BufferLease, number: int, epoch: int) -> tuple[PendingBatch, Array]:
+        """Returns a batch of the run, and the numbers of its samples."""
+        uses = segment.batches
+        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+        names = uses.rows[here].astype(np.int64)
+        fields, which = self._fields, None if uses.which is None else uses.which[here]
+        make = self._by_field
+        if self._of_ragged is not None:
+            make = partial(_fields_by_field, partial(self._of_ragged, which, names), self._by_field)
+        if self.by_row or self._source.picks:
+            numbers = self._source.numbered(which, names, epoch)
+            rows = self._source.rows_of(which, numbers)
+            fields = [
+                PendingField([], one.field, rows, self._source.picking(at, which, numbers))
+                for at, one in enumerate(self._fields)
+            ]
+        constants = constants_of_batch(self._source.datasets, which, names)
+        if uses.which is not None:
+            names = self._source.names(uses.which[here], names)
+        nbytes = len(names) * self._row_nbytes
+        run, at = lease.run, lease.base + number
+        made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), make, constants)
+        made.alone = self._alone
+        if segment.weights is not None:
+            made.weight = float(segment.weights[number])
+        return made, names
+
+
 class BufferedPass:
     """Draws the index batches of a pass as early as possible, and takes its batches from the run.
 
@@ -53,21 +163,9 @@ class BufferedPass:
         pace: AheadSpec,
     ) -> None:
         self.rank_group, nbytes, apart, self._epochs_left = room
-        self._buffer, self._source, self._batches = buffer, source, batches
-        self._position, self._sampler_state, self._pace = batches.position, sampler_state, pace
-        opened = source.first.opened()
-        self._fields_of_run = _fields_of_run(source) if source.ragged else None
-        self._fields = [PendingField([], field) for field in leaves(source.first.fields)]
-        self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
-        self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
-        self._picks = source.picks
-        self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
-        self._drawn: Iterator[Any] = iter(())
-        self._as_arrays: Pass | None = None  # drawn as arrays, but not yet known to the run
-        self._cut: Pass | None = None  # what `_drawn` cuts
-        self._next: deque[Any] = deque()  # drawn, but not yet known to the run
-        self._error: Exception | None = None
-        self._exhausted = False
+        self._buffer, self._source, self._pace = buffer, source, pace
+        self._drawn = DrawnPass(batches, sampler_state)
+        self._fields = RunFields(source, pace.threads == 0)
         self._segment: PassUses | None = None  # None: it is read without the run
         self._facts: dict[str, Any] = {}  # of the pass of all ranks
         self._lease: BufferLease | None = None
@@ -86,91 +184,62 @@ class BufferedPass:
 
     def __next__(self) -> Any:
         """Returns the next index batch."""
+        drawn = self._drawn
         while True:
-            for batch in self._drawn:
+            for batch in drawn.given:
                 return batch
-            if self._exhausted and not self._next and self._as_arrays is None:
-                if self._error is not None:
-                    raise self._error
+            if drawn.exhausted and drawn.empty:
+                if drawn.error is not None:
+                    raise drawn.error
                 raise StopIteration
             self.draw()
 
     def draw(self) -> None:
-        """Draws the next index batches, all of the pass if its end is known, for the run to make.
-
-        Batches that were drawn before an interruption are kept, and the next call continues.
-        """
-        if self._as_arrays is None and not self._exhausted:
-            try:
-                self._draw_more()
-            except Exception as error:  # comes after the batches before it, as in torch
-                self._error, self._exhausted = error, True
-        arrays, each = self._as_arrays, self._sampler_state.batch_size or 1
-        drawn = len(self._next) * each if arrays is None else len(arrays[0])
-        with awaited("planning what is read when", about=drawn * PLANNED_SECONDS):
+        """Draws the next index batches, all of the pass if its end is known, for the run to make."""
+        drawn = self._drawn
+        drawn.draw()
+        with awaited("planning what is read when", about=drawn.samples * PLANNED_SECONDS):
             segment = self._locate_uses()
             lease = None if segment is None else self._buffer.enter(self._plan(segment), self._lease)
             self._lease = lease or self._lease  # at once: who interrupts what follows leaves the buffer all the same
         self._started, self._segment = 0, None if lease is None else segment
         if lease is not None:
             self.ahead = lease.run.staged + self._pace.threads
-        arrays = self._as_arrays
-        self._drawn, self._cut = iter(self._next) if arrays is None else cut_at(arrays), arrays
-        self._as_arrays, self._next = None, deque()
-
-    def _draw_more(self) -> None:
-        if not self._next and (made := self._batches.at_once()) is not None:
-            self._as_arrays, self._exhausted = made if len(made[1]) > 1 else None, True
-            return
-        most = self._position.order.drawn_at_once(self._sampler_state.batches)
-        self._next.extend(islice(self._batches, max(0, most - len(self._next))))
-        self._exhausted = len(self._next) < most
+        drawn.give()
 
     def _locate_uses(self) -> PassUses | None:
-        if not self._next and self._as_arrays is None:
+        drawn = self._drawn
+        if drawn.empty:
             return None
         if self.rank_group is not None:
             return self._divide(self.rank_group)
         try:
-            made = self._flat() if self._as_arrays is None else self._as_arrays
-            segment = alone(located(self._source, made, self._position.epoch))
+            made = drawn.flat()
+            segment = alone(located(self._source, made, drawn.position.epoch))
         except (IndexError, TypeError, ValueError):
             return None
-        if self._sampler_state.cutter is not None:  # lists of ints take five times the memory
-            self._as_arrays, self._next = made, deque()
+        if drawn.sampler_state.cutter is not None:  # lists of ints take five times the memory
+            drawn.take_arrays(made)
         return segment
 
     def _divide(self, rank_group: RankGroup) -> PassUses:
         """Divides the pass of all ranks, and keeps this rank's part."""
-        made = self._position.order.of_all(self._position.before[1])
+        position = self._drawn.position
+        made = position.order.of_all(position.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
-        found = rank_group.divided(self._source, made, self._position.epoch)
+        found = rank_group.divided(self._source, made, position.epoch)
         self._facts = found.facts
-        self._as_arrays, self._next = found.batches, deque()
+        self._drawn.take_arrays(found.batches)
         return found.segment
-
-    def _flat(self) -> Pass:
-        """Returns the samples of all batches, and where each batch begins."""
-        if self._sampler_state.cutter is None:
-            samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
-        else:
-            lengths = np.array([len(batch) for batch in self._next], np.int64)
-            arrays = [batch for batch in self._next if len(batch)]
-            if arrays and isinstance(arrays[0], np.ndarray):
-                samples = np.concatenate(arrays)
-            else:
-                samples = np.array([*chain.from_iterable(arrays)])
-        if not samples.size or samples.ndim != 1 or samples.dtype.kind not in "iu":
-            raise TypeError("indices are integers")  # nobody sees this: it is read without the run
-        return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
 
     def _later(self) -> Iterator[Callable[[], PassUses]]:
         """Returns the following passes, as far as they are known."""
-        if not self._exhausted or self._error is not None:
+        drawn = self._drawn
+        if not drawn.exhausted or drawn.error is not None:
             return iter(())
-        order, stride = self._position.order, self._sampler_state.stride
+        order, stride = drawn.position.order, drawn.sampler_state.stride
         passes = order.later(stride) if self.rank_group is None else order.later_of_all(stride)
-        later = zip(islice(passes, self._epochs_left), count(self._position.epoch + stride, stride))
+        later = zip(islice(passes, self._epochs_left), count(drawn.position.epoch + stride, stride))
         return starmap(self._maker, later)
 
     def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
@@ -182,7 +251,7 @@ class BufferedPass:
     # --- what they take ----
 
     def _plan(self, segment: PassUses) -> PassPlan:
-        batch = self._most(segment) if self.rank_group is None else self._sampler_state.cutter.batch_size
+        batch = self._most(segment) if self.rank_group is None else self._drawn.sampler_state.cutter.batch_size
         return PassPlan(self._source, segment, self._later, partial(self._needs, segment), batch, self._facts)
 
     def _needs(self, segment: PassUses) -> Needs:
@@ -191,14 +260,14 @@ class BufferedPass:
         if rank_group is None:
             return batch_needs(self._source, self._pace, largest)
         if rank_group.balance == "uneven":
-            batch = self._sampler_state.cutter.batch_size
+            batch = self._drawn.sampler_state.cutter.batch_size
             largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
         if segment.room is not None:
-            largest = max(self._sampler_state.batch_size or 0, int(segment.batches.sizes.max(initial=0)))
+            largest = max(self._drawn.sampler_state.batch_size or 0, int(segment.batches.sizes.max(initial=0)))
         return batch_needs(self._source, self._pace, largest, rank_group.exchange, segment.room)
 
     def _most(self, segment: PassUses) -> int:
-        return max(self._sampler_state.batch_size or 0, int(segment.sizes.max(initial=0)))
+        return max(self._drawn.sampler_state.batch_size or 0, int(segment.sizes.max(initial=0)))
 
     # --- batches on their way ----
 
@@ -207,38 +276,12 @@ class BufferedPass:
         if self._segment is None or self._lease is None:
             return self._source.start(samples, epoch)
         try:
-            found = self._start(self._segment, self._lease, self._started, epoch)
+            found = self._fields.start(self._segment, self._lease, self._started, epoch)
         except Exception:  # unlike Ctrl-C, after which this batch is started again
             self._started += 1
             raise
         self._started += 1
         return found
-
-    def _start(self, segment: PassUses, lease: BufferLease, number: int, epoch: int) -> tuple[PendingBatch, Array]:
-        uses = segment.batches
-        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
-        names = uses.rows[here].astype(np.int64)
-        fields, which = self._fields, None if uses.which is None else uses.which[here]
-        make = self._by_field
-        if self._fields_of_run is not None:
-            make = partial(_fields_by_field, partial(self._fields_of_run, which, names), self._by_field)
-        if self._by_row or self._picks:
-            numbers = self._source.numbered(which, names, epoch)
-            rows = self._source.rows_of(which, numbers)
-            fields = [
-                PendingField([], one.field, rows, self._source.picking(at, which, numbers))
-                for at, one in enumerate(self._fields)
-            ]
-        constants = constants_of_batch(self._source.datasets, which, names)
-        if uses.which is not None:
-            names = self._source.names(uses.which[here], names)
-        nbytes = len(names) * self._row_nbytes
-        run, at = lease.run, lease.base + number
-        made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), make, constants)
-        made.alone = self._pace.threads == 0
-        if segment.weights is not None:
-            made.weight = float(segment.weights[number])
-        return made, names
 
     @property
     def run(self) -> Run | None:
@@ -251,25 +294,25 @@ class BufferedPass:
         Returns None if a batch needs more than the run: other nodes, weights, scales of its own rows.
         """
         lease, segment = self._lease, self._segment
-        if lease is None or segment is None or not isinstance(lease.run, Running) or self._by_row:
+        if lease is None or segment is None or not isinstance(lease.run, Running) or self._fields.by_row:
             return None
-        if self._cut is None or segment.weights is not None:
+        if self._drawn.cut is None or segment.weights is not None:
             return None
         return lease.run, lease.base + self._started, segment.batches.sizes[self._started :]
 
     def called(self, number: int) -> Array:
         """Returns the samples of this batch of the run."""
-        assert self._cut is not None and self._lease is not None, "of these the run was given"
-        samples, starts = self._cut
+        assert self._drawn.cut is not None and self._lease is not None, "of these the run was given"
+        samples, starts = self._drawn.cut
         found: Array = samples[starts[number - self._lease.base] : starts[number - self._lease.base + 1]]
         return found
 
     def taken(self, batches: int) -> None:
         """Continues after this many batches, which somebody else took from the run."""
-        assert self._cut is not None, "of these the run was given"
+        assert self._drawn.cut is not None, "of these the run was given"
         self._started += batches
-        samples, starts = self._cut
-        self._drawn = cut_at((samples, starts[self._started :]))
+        samples, starts = self._drawn.cut
+        self._drawn.given = cut_at((samples, starts[self._started :]))
 
     def leave(self) -> None:
         """Leaves the buffer: no more batches are taken."""
@@ -277,10 +320,10 @@ class BufferedPass:
             self._buffer.leave(self._lease, self._all_taken(self._lease))
 
     def _all_taken(self, lease: BufferLease) -> bool:
-        if self._segment is None or not self._exhausted:
+        if self._segment is None or not self._drawn.exhausted:
             return False
         if self.rank_group is not None:  # what threads have taken ahead differs from rank to rank
-            return self._position.batches == len(self._segment.sizes)
+            return self._drawn.position.batches == len(self._segment.sizes)
         return lease.run.released == lease.base + len(self._segment.sizes)
 
 

@@ -88,7 +88,6 @@ class RankGroup:
             raise
         self.check_files()
         self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
-        self.nodes = max(self._met.node_of) + 1
         self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
         at_home_ = balance if balance is not None else "torch" if self.nodes == 1 or anywhere else "equal"
         if at_home_ != "torch" and not self._met.least["alone"]:
@@ -111,6 +110,11 @@ class RankGroup:
         if self.nodes == 1 or self.balance != "equal":
             return ""
         return self.peers.by if exchange == "auto" else exchange
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return max(self._met.node_of) + 1
 
     @property
     def names(self) -> list[str]:
