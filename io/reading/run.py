@@ -9,6 +9,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, call
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +26,8 @@ from solar.samples.row_windows import Listing
 from solar.values import Layout, PartScript, RunPart
 
 log = logging.getLogger("solar")
+
+FROM_BYTES = attrgetter("from_bytes")
 
 SHARED_PAGE = 4 << 10  # at which each part begins in a node's memory
 READ_PIECE = 5 << 20  # what a thread reads of samples that are not encoded in one go, at most, with what lies around it
@@ -61,28 +65,14 @@ class ReceivedBatches:
         self.number = 0  # of the batch that comes next
         self.unwanted: set[int] = set()
         self.released = 0  # batches that nobody will ask for again
-        self._came: deque[Any] = deque()  # received, not yet looked at
+        self.came: deque[Any] = deque()  # received, not yet looked at
         self._counting = threading.Lock()
-
-    def receive(self, run: _native.Run, seconds: float) -> None:
-        """Receives the next batch, if it comes within this time."""
-        try:
-            # In one statement: between two, Ctrl-C could lose the batch.
-            self._came.extend(map(run.take, (seconds,)))
-        except Exception as error:
-            self._came.append(error)
-        while self._came:
-            if self._came[0] is not None:
-                self.here[self.number] = self._came[0]
-                if self.number in self.unwanted:
-                    self.let_go(self.number)
-                self.number += 1
-            self._came.popleft()
 
     def let_go(self, number: int) -> None:
         """Releases a batch that was handed out."""
         if self.here.pop(number, None) is not None:
-            self.passed()
+            with self._counting:
+                self.released += 1
 
     def passed(self) -> None:
         """Counts a batch that nobody will ask for again."""
@@ -110,6 +100,7 @@ class Running:
         self.rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
         self._several = any(one.extents is not None for one in self.rows)  # of which fields are read together
         self._received, self._taking = ReceivedBatches(), threading.Lock()
+        self.let_go = self._received.let_go  # of a batch that was handed out
         self._reclaim: Callable[[], Any] | None = None  # has whoever takes batches from the native run give it back
         self._node = node
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends, passed_on=passed_on)
@@ -175,7 +166,7 @@ class Running:
                 raise came
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
-        values = [rows.from_bytes(memory, samples) for rows, memory in zip(self.rows, came[0], strict=True)]
+        values = list(map(call, map(FROM_BYTES, self.rows), came[0], repeat(samples)))
         if self._several:
             values = [part for rows, whole in zip(self.rows, values, strict=True) for part in rows.parts(whole)]
         return values, came[1]
@@ -185,10 +176,6 @@ class Running:
         run = self._run
         if run is not None:
             run.ask(number)
-
-    def let_go(self, number: int) -> None:
-        """Releases a batch that was handed out."""
-        self._received.let_go(number)
 
     def forget(self, number: int) -> None:
         """Drops a batch that nobody will ask for, whether it is there or comes later."""
@@ -232,7 +219,19 @@ class Running:
         if self._reclaim is not None:
             self._reclaim()
             return
-        self._received.receive(run, seconds)
+        received = self._received
+        try:
+            # In one statement: between two, Ctrl-C could lose the batch.
+            received.came.extend(map(run.take, (seconds,)))
+        except Exception as error:
+            received.came.append(error)
+        while received.came:
+            if received.came[0] is not None:
+                received.here[received.number] = received.came[0]
+                if received.number in received.unwanted:
+                    received.let_go(received.number)
+                received.number += 1
+            received.came.popleft()
 
     @property
     def broken(self) -> bool:

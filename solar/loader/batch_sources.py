@@ -174,7 +174,7 @@ class BegunBatches:
     """The batches that are being read, in order: their samples, and the rows of these. Native code reads them."""
 
     def __init__(self, indices: Iterator[Any], source: SampleSource, rows: list[Rows], ahead: int) -> None:
-        self.indices, self.ahead, self._source = indices, ahead, source
+        self.indices, self.ahead, self.source = indices, ahead, source
         self.native = _native.ReadAhead(Engine.get(), [one.source for one in rows if one.source is not None])
         self.reading = deque[tuple[Any, Any]]()
         self.number = 0  # of batches begun in the epoch
@@ -195,7 +195,7 @@ class BegunBatches:
             try:
                 if not isinstance(samples, np.ndarray) or not len(samples):
                     raise NotDirect
-                rows = samples if self._source.plain else self._source.locate(samples)[1]
+                rows = samples if self.source.plain else self.source.locate(samples)[1]
                 self.native.begin(np.ascontiguousarray(rows, np.int64))
             except Exception:  # whatever it is: in the queue it is known to be of this batch
                 self.drained, self.indices = True, chain([samples], self.indices)
@@ -203,32 +203,23 @@ class BegunBatches:
             self.reading.append((samples, rows))
             self.number += 1
 
-    @property
-    def ended(self) -> bool:
-        """Whether the last batch of the epoch was handed out."""
-        return self.exhausted and not self.reading
-
 
 class ReaderBatches:
     """Batches that are read one by one, without a buffer, as many ahead as the iterator would read."""
 
-    names: tuple[str, ...] = COUNT_NAMES
+    names = COUNT_NAMES
 
     def __init__(self, indices: Iterator[Any], source: SampleSource, samples: int, ahead: int) -> None:
         self.rows = [one.rows for one in source.first.opened()]
-        self.samples = samples
-        self._begun = BegunBatches(indices, source, self.rows, ahead)
-        self._layouts = source.first.layouts
         self._row_nbytes: int = sum(one.sample_nbytes for one in self.rows)
+        self.samples, self.nbytes = samples, samples * self._row_nbytes
+        self._begun = BegunBatches(indices, source, self.rows, ahead)
+        self.drained = self.ended = False  # no more are begun; and the last was handed out
         self._came = deque[Any]()  # received, and not yet handed out
         self._failed: Exception | None = None
         self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
         self._left = False
         self._last: Any = ()
-
-    @property
-    def nbytes(self) -> int:
-        return self.samples * self._row_nbytes
 
     @property
     def ahead(self) -> int:
@@ -243,27 +234,19 @@ class ReaderBatches:
         return self._begun.indices
 
     @property
-    def drained(self) -> bool:
-        return self._begun.drained
-
-    @property
-    def ended(self) -> bool:
-        return self._begun.ended
-
-    @property
     def left(self) -> int:
         return self._row_nbytes * sum(len(samples) for samples, _ in self._begun.reading)
 
     def take(self, seconds: float) -> Taken | None:
         with self._using:
-            self._begun.begin()
-            reading = self._begun.reading
+            begun, reading = self._begun, self._begun.reading
+            begun.begin()
             if self._left or not reading:
                 raise NotDirect
             if not self._came:
                 try:
                     # In one statement: between two, Ctrl-C could lose the batch.
-                    self._came.extend(map(self._begun.native.take, (seconds,)))
+                    self._came.extend(map(begun.native.take, (seconds,)))
                 except Exception as error:
                     self._failed = error.with_traceback(None)  # raised once, when the loop asks for this batch
                     raise NotDirect from None
@@ -276,7 +259,8 @@ class ReaderBatches:
             found = list(map(Rows.from_bytes, self.rows, came[0], repeat(samples))), came[1]
             self._came.popleft()
             self._last, _ = reading.popleft()
-            self.samples = samples
+            self.samples, self.nbytes = samples, samples * self._row_nbytes
+            self.drained, self.ended = begun.drained, begun.exhausted and not reading
             return found
 
     def called(self) -> Any:
@@ -288,7 +272,8 @@ class ReaderBatches:
         return self._begun.native.oldest()
 
     def leave(self) -> list[Left]:
-        self._left = self._begun.drained = True  # first: nothing is begun any more, and `take` returns soon
+        # First: nothing is begun any more, and `take` returns soon.
+        self._left = self.drained = self._begun.drained = True
         if not self._using.acquire(timeout=LAST_WAIT):
             return []  # by a thread that hangs in a sampler, or that another process has: nobody asks for these batches
         try:
@@ -312,7 +297,7 @@ class ReaderBatches:
             values = rows.from_bytes(memory, len(samples))
             work = Ticket.begun(ticket, memory, (0,) * len(counts) if parts else counts)
             parts.append(PendingField([Pending(values, work, values.nbytes)], None, rows_of_batch))
-        return PendingBatch(self._layouts, parts), samples
+        return PendingBatch(self._begun.source.first.layouts, parts), samples
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.ReadAhead | None:
         return self._begun.native
@@ -322,8 +307,11 @@ class ReaderBatches:
         return len(self._begun.reading[place][0]) if place < len(self._begun.reading) else 0
 
     def handed(self) -> None:
-        self._last, _ = self._begun.reading.popleft()
+        begun = self._begun
+        self._last, _ = begun.reading.popleft()
         self.samples = len(self._last)
+        self.nbytes = self.samples * self._row_nbytes
+        self.drained, self.ended = begun.drained, begun.exhausted and not begun.reading
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
         self._came.extend(left)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from solar.io.system.waiting import SAID_AFTER, until
 from solar.loader.batch import BatchMaker, here, profiling
@@ -25,7 +24,7 @@ class DirectBatches:
     """Hands out batches as they are read. `hand_out` raises where one needs more work; then call `leave`.
 
     It makes no object that outlives a batch. Counting is left to Stats, which does it when it is asked or after several
-    batches.
+    batches. `form` makes what the user gets of each array; None leaves it.
     """
 
     def __init__(
@@ -33,11 +32,13 @@ class DirectBatches:
         source: DirectSource,
         feed: BatchFeed,
         assemble: Assemble,
+        form: Callable[[Any], Any] | None,
         stats: Any,
         position: EpochPosition,
         waits: bool,
     ) -> None:
-        self.source, self.feed, self._assemble = source, feed, assemble
+        self.source, self.feed = source, feed
+        self._assemble, self._form = assemble, form
         self._stats, self._position, self._waits = stats, position, waits
         self._noted, self._held = stats.noted, source.ahead * source.nbytes  # between two batches
         position.taken = source.called  # who asks calls it
@@ -61,7 +62,7 @@ class DirectBatches:
                 raise NotDirect
         parts, counts = came
         there = time.perf_counter()
-        data = self._assemble(parts)
+        data = self._assemble(parts if self._form is None else [*map(self._form, parts)])
         self._position.advance()
         now = time.perf_counter()
         self._noted.append(
@@ -98,8 +99,3 @@ def begun_batch(pending: PendingBatch | Exception, samples: Any, making: BatchMa
     future = here(pending, len(samples), making, ())
     future.called = samples
     return future
-
-
-def of_tensors(assemble: Assemble) -> Assemble:
-    """Returns what makes a batch of tensors out of arrays, without a copy."""
-    return lambda arrays: assemble([*map(torch.from_numpy, arrays)])

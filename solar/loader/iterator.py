@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -28,7 +29,7 @@ from solar.loader.batch_queue import (
     failed_batch,
 )
 from solar.loader.batch_sources import ReaderBatches, assembly, direct_source
-from solar.loader.direct import DirectBatches, of_tensors
+from solar.loader.direct import DirectBatches
 from solar.loader.workers import BatchStarter
 from solar.samplers.epoch_position import EpochPosition, Indices
 from solar.samples.pending import NBYTES_AHEAD
@@ -260,8 +261,9 @@ class EpochIterator(Draws):
         if found is not None:
             feed = found if landing is None else landing.landed_batches(found)
             if feed is not None:
-                form = of_tensors(assemble) if landing is None else assemble
-                self._direct = DirectBatches(found, feed, form, queue.stats, self.position, waits=not self._timeout)
+                form = torch.from_numpy if landing is None else None
+                facts = queue.stats, self.position, not self._timeout
+                self._direct = DirectBatches(found, feed, assemble, form, *facts)
 
     def _begin(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; again after Ctrl-C."""

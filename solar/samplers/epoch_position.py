@@ -67,10 +67,6 @@ class DrawnBatches:
 
     def hand_out(self, number: int | None) -> tuple[int, Any] | None:
         """Takes the next batch, or the one with this number. Returns its size and samples; None if none was drawn."""
-        if self.starts is not None:
-            self.first += 1
-            begin, self.samples = self.samples, int(self.starts[min(self.first, len(self.starts) - 1)])
-            return self.samples - begin, None
         if not self._waiting:
             return None
         if number is None and not self.early:  # as nearly always
@@ -149,13 +145,17 @@ class EpochPosition:
         """Counts a batch as handed out: the next, or the one with this number. Returns how many samples it has."""
         self.order.asked()
         with self._lock:
-            found = self._drawn.hand_out(number)
+            drawn = self._drawn
+            if drawn.starts is not None:
+                drawn.first += 1
+                self.batches += 1
+                begin, drawn.samples = drawn.samples, int(drawn.starts[min(drawn.first, len(drawn.starts) - 1)])
+                return drawn.samples - begin
+            found = drawn.hand_out(number)
             if found is None:  # what failed was the sampler
                 return 0
             self.batches += 1
-            samples, batch = found
-            if batch is not None:
-                self.taken = batch
+            samples, self.taken = found
             return samples
 
     def counts(self) -> dict[str, int]:

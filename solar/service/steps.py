@@ -68,6 +68,9 @@ class Steps:
                 at += samples * one
         return values, {}
 
+    def ask(self, number: int) -> None:
+        """Does nothing: jobs may keep any number of steps."""
+
     @property
     def broken(self) -> bool:
         """Whether the run failed as a whole, so that no further step comes."""
