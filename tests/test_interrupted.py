@@ -221,7 +221,7 @@ def test_a_service_that_was_lost_between_epochs_makes_the_next_one(scan: Path, t
             for _batch in loader:
                 pass
         before = served.counts()["served"]
-        served.run._membership._lost(ReadError("the service has gone"))
+        served.run._membership._end(ReadError("the service has gone"))
         with serving(scan, where=tmp_path, slack=1000.0):
             loader.set_epoch(1)
             for _batch in loader:
