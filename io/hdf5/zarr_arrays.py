@@ -124,17 +124,17 @@ def _type_in_words(type_: Any) -> str:
     return repr(name) if isinstance(name, str) and len(name) <= LONGEST_TYPE else "none that is known"
 
 
-def _sizes(value: Any, least: int, where: str, what: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MOST_AXES or not all(_is_integer(one, least) for one in value):
+def _read_sizes(value: Any, least: int, where: str, what: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MOST_AXES or not all(_is_integer_from(one, least) for one in value):
         _refuse(where, f"{what} is no list of at most {MOST_AXES} integers from {least} on")
     return tuple(value)
 
 
-def _is_integer(value: Any, least: int, most: int = 2**62) -> bool:
+def _is_integer_from(value: Any, least: int, most: int = 2**62) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _named(one: Any, where: str, what: str) -> tuple[str, dict[str, Any]]:
+def _read_extension(one: Any, where: str, what: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the configuration of an extension point of version 3."""
     facts = {"name": one} if isinstance(one, str) else one if isinstance(one, dict) else {}
     name, configuration = facts.get("name"), facts.get("configuration", {})
@@ -152,14 +152,14 @@ def _of_version_3(node: dict[str, Any], where: str) -> ZarrArray:
             _refuse(where, f"it has {key!r:.60}, which solar does not know")
     if node.get("storage_transformers"):
         _refuse(where, "it has storage transformers, which solar does not read")
-    shape = _sizes(node.get("shape"), 0, where, "shape")
+    shape = _read_sizes(node.get("shape"), 0, where, "shape")
     type_ = node.get("data_type")
     if not isinstance(type_, str) or type_ not in ZARR_TYPES:
         _refuse(where, f"its data type is {_type_in_words(type_)}: {READ_TYPES}")
-    grid, facts = _named(node.get("chunk_grid"), where, "chunk_grid")
+    grid, facts = _read_extension(node.get("chunk_grid"), where, "chunk_grid")
     if grid != "regular":
         _refuse(where, f"its chunk grid {grid!r:.60} is not regular")
-    stored = _sizes(facts.get("chunk_shape"), 1, where, "chunk_shape")
+    stored = _read_sizes(facts.get("chunk_shape"), 1, where, "chunk_shape")
     prefix, separator = _keys(node.get("chunk_key_encoding"), where)
     codecs = node.get("codecs")
     order, chunk, filters, shards = _codecs(codecs, stored, np.dtype(ZARR_TYPES[type_]), where)
@@ -169,7 +169,7 @@ def _of_version_3(node: dict[str, Any], where: str) -> ZarrArray:
 
 
 def _keys(encoding: Any, where: str) -> tuple[str, str]:
-    name, facts = _named(encoding, where, "chunk_key_encoding")
+    name, facts = _read_extension(encoding, where, "chunk_key_encoding")
     separator = facts.get("separator", "/" if name == "default" else ".")
     if name not in ("default", "v2") or separator not in ("/", "."):
         _refuse(where, f"its chunk keys are encoded by {name!r:.60} with {separator!r:.60}, which solar does not know")
@@ -182,7 +182,7 @@ def _codecs(
     """Returns the order of bytes, the shape of chunks, their filters, and the shards that codecs make."""
     if not isinstance(codecs, list) or not 0 < len(codecs) <= MOST_AXES:
         _refuse(where, f"codecs is no list of 1 to {MOST_AXES} codecs")
-    pairs = [_named(one, where, "a codec") for one in codecs]
+    pairs = [_read_extension(one, where, "a codec") for one in codecs]
     transposes: list[Filter] = []
     axes = stored
     while pairs and pairs[0][0] == "transpose":
@@ -200,14 +200,14 @@ def _codecs(
         return _sharding(facts, stored, dtype, where)
     return (
         _order(name, facts, dtype, where), stored,
-        (*transposes, *(_filter(*one, dtype, where) for one in pairs[1:])), None,
+        (*transposes, *(_filter_of_codec(*one, dtype, where) for one in pairs[1:])), None,
     )  # fmt: skip
 
 
 def _sharding(
     facts: dict[str, Any], stored: tuple[int, ...], dtype: np.dtype[Any], where: str
 ) -> tuple[Order, tuple[int, ...], tuple[Filter, ...], Shards]:
-    inner = _sizes(facts.get("chunk_shape"), 1, where, "chunk_shape of sharding_indexed")
+    inner = _read_sizes(facts.get("chunk_shape"), 1, where, "chunk_shape of sharding_indexed")
     if len(inner) != len(stored):
         _refuse(where, "its chunks have another number of axes than its shards")
     location = facts.get("index_location", "end")
@@ -251,13 +251,17 @@ def _order(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -
     return ">" if endian == "big" else "<"
 
 
-def _filter(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -> Filter:
+def _filter_of_codec(name: str, facts: dict[str, Any], dtype: np.dtype[Any], where: str) -> Filter:
     """Returns the filter that undoes a codec of bytes."""
     if name == "crc32c":
         return Filter(CRC32C, 0)
-    if name == "gzip" and _is_integer(facts.get("level"), 0, 9):
+    if name == "gzip" and _is_integer_from(facts.get("level"), 0, 9):
         return Filter(GZIP, 0)
-    if name == "zstd" and _is_integer(facts.get("level"), -(2**31)) and facts.get("checksum") in (False, True, None):
+    if (
+        name == "zstd"
+        and _is_integer_from(facts.get("level"), -(2**31))
+        and facts.get("checksum") in (False, True, None)
+    ):
         return Filter(ZSTD, 0, ())
     if name == "blosc":
         shuffle = facts.get("shuffle")
@@ -275,7 +279,7 @@ def _blosc_filter(facts: dict[str, Any], shuffle: int, itemsize: Any, where: str
             where, "its codec blosc compresses by snappy, which solar does not decode: write the array again with zstd"
         )
     number = BLOSC_COMPRESSORS.get(compressor, -1) if isinstance(compressor, str) else -1
-    sizes = _is_integer(itemsize, 0, 2**31) and _is_integer(block, 0, 2**31)
+    sizes = _is_integer_from(itemsize, 0, 2**31) and _is_integer_from(block, 0, 2**31)
     if number < 0 or not 0 <= shuffle <= 2 or not sizes or not isinstance(level, int) or not 0 <= level <= 9:
         _refuse(where, "its codec blosc has a wrong configuration")
     return Filter(BLOSC, 0, (2, 2, itemsize, 0, int(level), shuffle, number))
@@ -285,8 +289,8 @@ def _blosc_filter(facts: dict[str, Any], shuffle: int, itemsize: Any, where: str
 
 
 def _of_version_2(node: dict[str, Any], where: str) -> ZarrArray:
-    shape = _sizes(node.get("shape"), 0, where, "shape")
-    chunk = _sizes(node.get("chunks"), 1, where, "chunks")
+    shape = _read_sizes(node.get("shape"), 0, where, "shape")
+    chunk = _read_sizes(node.get("chunks"), 1, where, "chunks")
     type_ = node.get("dtype")
     if not isinstance(type_, str) or not re.fullmatch(r"[<>|](b1|[iu][1248]|f[248]|c(8|16))", type_):
         _refuse(where, f"its dtype is {_type_in_words(type_)}: {READ_TYPES}")
@@ -309,18 +313,18 @@ def _of_version_2(node: dict[str, Any], where: str) -> ZarrArray:
 def _filter_of_2(facts: Any, dtype: np.dtype[Any], where: str) -> Filter:
     """Returns the filter that undoes a codec of numcodecs, which version 2 names as filter or as compressor."""
     name = facts.get("id") if isinstance(facts, dict) else None
-    if name == "shuffle" and _is_integer(size := facts.get("elementsize", 4), 1, 255):
+    if name == "shuffle" and _is_integer_from(size := facts.get("elementsize", 4), 1, 255):
         return Filter(SHUFFLE, 0, (size,))
     if name == "fletcher32":
         return Filter(FLETCHER32, 0)
-    if name == "blosc" and _is_integer(shuffle := facts.get("shuffle", 1), -1, 2):
+    if name == "blosc" and _is_integer_from(shuffle := facts.get("shuffle", 1), -1, 2):
         return _blosc_filter(facts, max(0, shuffle), dtype.itemsize, where)
     level = facts.get("level", 1) if isinstance(facts, dict) else None
-    if name == "zstd" and _is_integer(level, -(2**31), 2**31):
+    if name == "zstd" and _is_integer_from(level, -(2**31), 2**31):
         return Filter(ZSTD, 0, ())
-    if name == "gzip" and _is_integer(level, -1, 9):
+    if name == "gzip" and _is_integer_from(level, -1, 9):
         return Filter(GZIP, 0)
-    if name == "zlib" and _is_integer(level, -1, 9):
+    if name == "zlib" and _is_integer_from(level, -1, 9):
         return Filter(DEFLATE, 0, (6,))  # decoding does not depend on the level
     if name in ("shuffle", "blosc", "zstd", "zlib", "gzip"):
         _refuse(where, f"its codec {name} has a wrong configuration")
@@ -356,7 +360,7 @@ def _scalar_bytes(value: Any, dtype: np.dtype[Any], where: str) -> bytes:
         if isinstance(value, str) and re.fullmatch(rf"0x[0-9a-fA-F]{{{2 * dtype.itemsize}}}", value):
             return bytes.fromhex(value[2:])[:: 1 if dtype.byteorder == ">" else -1]
         number = NOT_FINITE.get(value) if isinstance(value, str) else value
-        if isinstance(number, float) or (isinstance(number, int) and _is_integer(number, -(2**1023), 2**1023)):
+        if isinstance(number, float) or (isinstance(number, int) and _is_integer_from(number, -(2**1023), 2**1023)):
             with np.errstate(over="ignore"):
                 return np.array(float(number), dtype).tobytes()
     raise LayoutError(f"{where}: its fill value {value!r:.60} is none of type {dtype}")

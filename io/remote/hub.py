@@ -67,7 +67,7 @@ def at_commit(root: str) -> str:
 @lru_cache(maxsize=REMEMBERED)
 def _commit_of(hub: str, name: str, revision: str) -> str:
     of = f"{name}@{revision}"
-    said = _json(_asked("GET", f"{hub}/api/{_path_of(name)}/revision/{quote(unquote(revision), safe='')}", of), of)
+    said = _json(_asked("GET", f"{hub}/api/{_name_in_url(name)}/revision/{quote(unquote(revision), safe='')}", of), of)
     commit = said.get("sha") if isinstance(said, dict) else None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise ReadError(errno.EREMOTEIO, "the hub does not say which commit this revision is", of)
@@ -77,7 +77,7 @@ def _commit_of(hub: str, name: str, revision: str) -> str:
 def names(root: str, folder: str, *, below: bool) -> Iterator[str]:
     """Yields the paths of the files in a folder of a commit, and with `below` of those in its folders."""
     name, _, commit = root.partition("@")
-    url = f"{endpoint()}/api/{_path_of(name)}/tree/{quote(unquote(commit), safe='')}"
+    url = f"{endpoint()}/api/{_name_in_url(name)}/tree/{quote(unquote(commit), safe='')}"
     url += f"/{quote(folder)}" * bool(folder) + ("?recursive=true" if below else "?recursive=false")
     for _ in range(LIST_PAGES):
         answer = _asked("GET", url, f"{root}/{folder}")
@@ -106,7 +106,7 @@ def file_of(root: str, path: str, refused: str | None = None) -> HubFile:
     with _asking[hash(key) % len(_asking)]:
         known = _files.get(key)
         if known is None or known.url == refused or time.monotonic() > known.until:
-            known = _look(root, path)
+            known = _look_up(root, path)
             while len(_files) >= REMEMBERED:
                 _files.pop(next(iter(_files)), None)
             _files[key] = known
@@ -120,10 +120,10 @@ def identity(root: str, path: str) -> tuple[int, int, int, int]:
     return found.nbytes, 0, number, number >> 2
 
 
-def _look(root: str, path: str) -> HubFile:
+def _look_up(root: str, path: str) -> HubFile:
     name, _, commit = root.partition("@")
     of = f"{root}/{path}"
-    url = f"{endpoint()}/{_path_of(name)}/resolve/{quote(unquote(commit), safe='')}/{quote(path)}"
+    url = f"{endpoint()}/{_name_in_url(name)}/resolve/{quote(unquote(commit), safe='')}/{quote(path)}"
     began = time.monotonic()
     answer = _asked("HEAD", url, of)
     # Of a file that is on another server the hub says in words of its own what that would say.
@@ -168,7 +168,7 @@ def authorization(url: str) -> str | None:
     return own and f"Bearer {own}"
 
 
-def _path_of(name: str) -> str:
+def _name_in_url(name: str) -> str:
     return name.removeprefix("hf://")
 
 
@@ -178,7 +178,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 class _Staying(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: `_answered` decides, because the token must not go along."""
+    """Follows no redirection: `_follow` decides, because the token must not go along."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> None:
         return None
@@ -191,7 +191,7 @@ def _asked(method: str, url: str, of: str) -> HubAnswer:
     begin, pause = time.monotonic(), PAUSE
     while True:
         try:
-            answer = within(ONE_ANSWER, lambda: _answered(method, url, of), f"asking the hub about {of}")
+            answer = within(ONE_ANSWER, lambda: _follow(method, url, of), f"asking the hub about {of}")
             status, why = answer.status, f"status {answer.status}"
             wait = answer.headers.get("Retry-After") or ""
             pause = max(pause, float(wait)) if re.fullmatch(r"\d{1,4}", wait) else pause
@@ -208,7 +208,7 @@ def _asked(method: str, url: str, of: str) -> HubAnswer:
         if 200 <= status < 400:
             return answer
         if status not in (0, 408, 429) and status < 500:
-            raise ReadError(*_refusal(answer), of)
+            raise ReadError(*_say_refusal(answer), of)
         if time.monotonic() - begin + pause > REPEATED_FOR:
             limit = ": it allows no more requests now; a token (HF_TOKEN) allows more" if status == 429 else ""
             raise ReadError(errno.EREMOTEIO, f"the Hugging Face Hub does not answer ({why}){limit}", of)
@@ -216,7 +216,7 @@ def _asked(method: str, url: str, of: str) -> HubAnswer:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _answered(method: str, url: str, of: str) -> HubAnswer:
+def _follow(method: str, url: str, of: str) -> HubAnswer:
     """Returns the answer to one request, followed from name to name within the hub."""
     opener = urllib.request.build_opener(_Staying)
     for _ in range(REDIRECTS):
@@ -243,7 +243,7 @@ def _answered(method: str, url: str, of: str) -> HubAnswer:
     raise ReadError(errno.EREMOTEIO, "the hub redirects again and again", of)
 
 
-def _refusal(answer: HubAnswer) -> tuple[int, str]:
+def _say_refusal(answer: HubAnswer) -> tuple[int, str]:
     """Returns an error code and words for a refusal. Nothing of the answer's text is repeated."""
     code = answer.headers.get("X-Error-Code") or ""
     has = "is not for the token (HF_TOKEN)" if token() else "needs a token (set HF_TOKEN, or `hf auth login`)"

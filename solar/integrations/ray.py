@@ -126,7 +126,7 @@ class H5Datasource(Datasource):
         none = np.empty(0, np.int64)
         values = _values(dataset.start_batch(none))  # nothing is read: types and shapes
         self._schema = self._columns.table(dataset, none, values).schema
-        self._row_nbytes = _row_nbytes(dataset, values)
+        self._nbytes_of_row = _nbytes_of_row(dataset, values)
 
     def get_name(self) -> str:
         """Returns the name of its tasks."""
@@ -134,14 +134,14 @@ class H5Datasource(Datasource):
 
     def estimate_inmemory_data_size(self) -> int:
         """Returns the bytes of all rows; of samples of unequal length by their average, of text a guess."""
-        return len(self._dataset) * self._row_nbytes
+        return len(self._dataset) * self._nbytes_of_row
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """Returns at most this many tasks, each with the blocks that it reads."""
         block_nbytes = (data_context or DataContext.get_current()).target_max_block_size or RAY_BLOCK_NBYTES
-        bounds = block_bounds(self._dataset, max(1, block_nbytes // self._row_nbytes), parallelism)
+        bounds = block_bounds(self._dataset, max(1, block_nbytes // self._nbytes_of_row), parallelism)
         blocks = len(bounds) - 1
         tasks = np.linspace(0, blocks, min(max(1, parallelism), blocks) + 1).astype(int).tolist()
         shared = ray.put(self._dataset)  # once, not with each task: the places of many chunks are large
@@ -151,8 +151,8 @@ class H5Datasource(Datasource):
         rows = int(bounds[-1] - bounds[0])
         facts = BlockMetadata(
             num_rows=rows,
-            size_bytes=rows * self._row_nbytes,
-            input_files=_files(self._dataset, bounds),
+            size_bytes=rows * self._nbytes_of_row,
+            input_files=_files_of_task(self._dataset, bounds),
             exec_stats=None,
         )
         read = partial(read_blocks, shared, self._columns, bounds.tolist())
@@ -167,7 +167,7 @@ class Columns(NamedTuple):
 
     def table(self, dataset: H5Dataset, samples: Places, values: list[Any]) -> pa.Table:
         """Returns the values of the fields of these samples as a block, without a copy where Arrow allows."""
-        columns = dict(zip(self.names, map(column_of, values), strict=True))
+        columns = dict(zip(self.names, map(arrow_column, values), strict=True))
         if self.include_paths:
             files = dataset.locate(samples).file if len(samples) else []
             columns[PATH] = pa.array(files, pa.string())
@@ -188,11 +188,11 @@ def read_blocks(shared: Any, columns: Columns, bounds: list[int]) -> Iterator[pa
         samples = np.arange(begin, end)
         begun.append((samples, dataset.start_batch(samples)))
         if len(begun) > 1:
-            yield _block(dataset, columns, *begun.pop(0))
-    yield _block(dataset, columns, *begun.pop())
+            yield _make_table(dataset, columns, *begun.pop(0))
+    yield _make_table(dataset, columns, *begun.pop())
 
 
-def _block(dataset: H5Dataset, columns: Columns, samples: Places, pending: PendingBatch) -> pa.Table:
+def _make_table(dataset: H5Dataset, columns: Columns, samples: Places, pending: PendingBatch) -> pa.Table:
     return columns.table(dataset, samples, _values(pending))
 
 
@@ -201,7 +201,7 @@ def _values(pending: PendingBatch) -> list[Any]:
     return leaves(pending.converted(pending.arrived(), lambda values: values))
 
 
-def column_of(values: Any) -> pa.Array:
+def arrow_column(values: Any) -> pa.Array:
     """Returns the values of a field as a column."""
     if isinstance(values, RaggedBatch):
         return _ragged_column(values)
@@ -253,7 +253,7 @@ def nearest_chunks(layout: Layout, rows: Places) -> Places:
     return np.minimum(nearest, end)
 
 
-def _row_nbytes(dataset: H5Dataset, values: list[Any]) -> int:
+def _nbytes_of_row(dataset: H5Dataset, values: list[Any]) -> int:
     """Returns the average bytes of a row in memory, at least 1. The values are those of no samples."""
     if len(dataset) == 0:
         return 1
@@ -269,7 +269,7 @@ def _value_nbytes(values: Any) -> int:
     return TEXT_NBYTES if values.dtype.hasobject else math.prod(values.shape[1:]) * values.itemsize
 
 
-def _files(dataset: H5Dataset, bounds: Places) -> tuple[str, ...]:
+def _files_of_task(dataset: H5Dataset, bounds: Places) -> tuple[str, ...]:
     """Returns the files of a task's samples."""
     if bounds[0] == bounds[-1]:
         return ()

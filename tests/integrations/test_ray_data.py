@@ -213,10 +213,10 @@ def test_tasks_are_as_many_as_ray_asks_for_and_blocks_as_large(files: list[str])
 def test_blocks_are_the_memory_that_was_read_into(files: list[str]) -> None:
     source = H5Datasource(H5Dataset(files, {"y": "y", "image": "image"}), ["y", "image"])
     values = np.arange(24.0).reshape(4, 6)
-    from solar.integrations.ray import column_of
+    from solar.integrations.ray import arrow_column
 
     for one in (values, values[:, 0].copy()):
-        made = column_of(one)
+        made = arrow_column(one)
         storage = getattr(made, "storage", made)
         buffers = storage.buffers()
         assert one.ctypes.data in [part.address for part in buffers if part is not None]
