@@ -111,6 +111,7 @@ def test_near_all_of_it_memory_is_for_samples(kind: str, tmp_path: Path, monkeyp
         assert later.decoded / 3 <= 3 * uses * missing / everything + 2 * plan.region.units.per_unit
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("share", [0.9, 0.98, 1.02, 1.1])
 @pytest.mark.parametrize("kind", ["rows", "clips", "crops"])
 def test_batches_are_those_without_a_buffer_and_counts_the_plans(kind: str, share: float, tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ def test_processes_live_while_a_task_may_be_waited_for() -> None:
     assert task.wait(SOON) == 5
 
 
+@pytest.mark.slow
 def test_after_a_process_could_not_be_started_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server that forks it ends when its message is cut; it may have taken the next one before."""
     send = reduction.sendfds

@@ -85,7 +85,7 @@ def same_epochs(data: Any, values: np.ndarray[Any, Any]) -> None:
             assert np.array_equal(torch.cat(list(loader)).numpy(), values[order])
 
 
-@pytest.mark.slow(every=4)
+@pytest.mark.slow(every=12)
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_values_are_those_of_the_folder(way: str, consolidated: bool, web: Web, tmp_path: Path) -> None:
