@@ -21,6 +21,7 @@ ENCODE_SHARE = 8  # and where they encode what is kept: what that takes, or noth
 ENCODED_READS, ENCODED_SHARE = 1 << 20, 32  # bytes beside it that a thread reads at a time, or one part of so many
 SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoever takes them reads them
 NEAR, NEAR_READING = 32, 4  # of what is missing to hold everything the part that batches, or threads, may take
+SMALL, SMALL_NBYTES = 64, 4 << 20  # what batches ahead may always take: this part of the memory, and at most so much
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
@@ -136,8 +137,9 @@ def divide_memory(
     A batch has up to `batch` samples. If batches that wait would take much of the memory, fewer wait. `wholes` are
     sizes that hold all samples, in one form or another. Near such a size, batches and threads get, beyond the least
     that they need, what is left, or a part of what is missing (NEAR, NEAR_READING), which is read again and again.
-    Where samples may be packed, threads get what encoding takes, if that is little and not all samples have room as
-    they are, and what long reads take besides. `tables` are the bytes in which each process keeps where samples lie;
+    Small batches wait all the same (SMALL): with none ahead, threads would wait for the loop. Where samples may be
+    packed, threads get what encoding takes, if that is little and not all samples have room as they are, and what long
+    reads take besides. `tables` are the bytes in which each process keeps where samples lie;
     they take up to half of what is left for samples. `apart` is the number of processes of this node that each have a
     buffer of this size; only the error mentions it.
     """
@@ -151,7 +153,7 @@ def divide_memory(
     part = AT_WORK if any(one.at_work for one in needs) else FEWER
     room = min(nbytes // part, nbytes - threads * scratch) - beside
     free = nbytes - least - len(needs) * tables
-    more = _spare(free, wholes, NEAR)
+    more = max(_spare(free, wholes, NEAR), min(nbytes // SMALL, SMALL_NBYTES))
     staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1), 1 + more // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
