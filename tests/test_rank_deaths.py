@@ -79,8 +79,9 @@ def check(
     assert len(mute_by_mpi) <= ended_by_mpi, (said, printed)
     assert {*said} <= {*range(RANKS)} - {victim}, said
     assert said or by_mpiexec is start, printed
-    for one in said.values():
-        assert any(f"rank {gone} of {RANKS} " in one["error"] for gone in (victim, *mute_by_mpi)), said
+    for rank, one in said.items():  # it names the victim, or one that the launcher ended with it and whom it met first
+        gone = {victim, *mute, *mute_by_mpi} - {rank, *said}
+        assert any(f"rank {other} of {RANKS} " in one["error"] for other in gone), said
         assert one["seconds"] - killed < SOON, said
     assert ended - killed < SOON, ended - killed
 
