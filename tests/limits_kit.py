@@ -119,8 +119,8 @@ def least_of(make: Callable[[int], Any]) -> int:
     raise AssertionError("a buffer of one byte worked")
 
 
-def in_a_fork(work: Callable[[], Any]) -> Any:
-    """What this gives in a process of its own, which has imported all that this one has, and done nothing."""
+def forked(work: Callable[[], Any]) -> tuple[int, int]:
+    """Begins a process that has imported all that this one has, and where what `work` gives can be read, as JSON."""
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
@@ -135,6 +135,12 @@ def in_a_fork(work: Callable[[], Any]) -> Any:
         finally:
             os._exit(code)
     os.close(writing)
+    return process, reading
+
+
+def in_a_fork(work: Callable[[], Any]) -> Any:
+    """What this gives in a process of its own, which has done nothing."""
+    process, reading = forked(work)
     with os.fdopen(reading) as found:
         text = found.read()
     _, ended = os.waitpid(process, 0)

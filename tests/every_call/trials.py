@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from limits_kit import descriptors, forked
 
 from solar import SolarError, _native
 
@@ -127,22 +128,13 @@ def begin(library: ctypes.CDLL, trial: Trial | None) -> None:
 
 def in_child(act: Any, limit: float = LIMIT) -> dict[str, Any] | str:
     """What `act` returned in a process of its own, or how that ended."""
-    ours, theirs = os.pipe()
     stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the child writes where its threads are, if it has to be killed
-    if not (child := os.fork()):
-        status = 1
-        try:
-            os.close(ours)
-            faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-            said = json.dumps(act()).encode()
-            while said:
-                said = said[os.write(theirs, said) :]
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    os.close(theirs)
+
+    def acts() -> Any:
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+        return act()
+
+    child, ours = forked(acts)
     said, until, ended = b"", time.monotonic() + limit, False
     with os.fdopen(ours, "rb", buffering=0) as pipe:
         while select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
@@ -166,10 +158,6 @@ def in_child(act: Any, limit: float = LIMIT) -> dict[str, Any] | str:
 
 def threads() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-
-def files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -211,7 +199,7 @@ class Trials:
             if not first or not same(first, self.scene.epoch(loader)):
                 raise AssertionError("two epochs differ")
             close(loader)
-        return {"calls": calls, "files": files(), "threads": threads(), "modules": sorted(sys.modules)}
+        return {"calls": calls, "files": descriptors(), "threads": threads(), "modules": sorted(sys.modules)}
 
     def all(self, most: int, modes: Sequence[str]) -> Iterator[Trial]:
         """Each call fails once, and with all after it; in the epoch each is late, and hangs. `most` of each name."""
@@ -264,9 +252,9 @@ class Trials:
         if self.scene.pooled:
             return out
         until = time.monotonic() + 3
-        while time.monotonic() < until and (threads() > self.threads or files() > self.files + SPARE):
+        while time.monotonic() < until and (threads() > self.threads or descriptors() > self.files + SPARE):
             time.sleep(0.02)  # what hung is on its way out
-        out.files, out.threads = max(0, files() - self.files - SPARE), max(0, threads() - self.threads)
+        out.files, out.threads = max(0, descriptors() - self.files - SPARE), max(0, threads() - self.threads)
         return out
 
 
