@@ -29,9 +29,9 @@ from solar.io.channels.pickles import Reducers
 from solar.io.channels.worker_child import Channel, Letter
 from solar.io.system import lifecycle
 from solar.io.system.child import ending
-from solar.io.system.waiting import WaitTimeout, until
+from solar.io.system.waiting import WaitTimeout, polling, until
 
-SERVER_ENDS_WITHIN, TICK = 30.0, 0.05  # seconds from when it no longer listens, and between two tries
+SERVER_ENDS_WITHIN = 30.0  # seconds from when it no longer listens
 CLOSING_PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
 
 
@@ -311,20 +311,23 @@ def _start_child(number: int, context: Any, start: pickles.Sealed, reducers: Red
 
 def _start(process: Any, forks: bool) -> None:
     """Starts a process. Where the server that forks it is ending, multiprocessing begins another once it has ended."""
-    limit, cut = time.monotonic() + SERVER_ENDS_WITHIN, False
-    while True:
+    errors: list[Exception] = []
+
+    def started() -> bool:
         try:
             with nullcontext() if forks else _main_module_unsent():
                 process.start()
-            return
-        except ConnectionRefusedError:
-            if time.monotonic() > limit:
+            return True
+        except ConnectionRefusedError as error:
+            errors.append(error.with_traceback(None))
+        except EOFError as error:  # it ended after it had listened; or the process did, and will again
+            if any(isinstance(one, EOFError) for one in errors):
                 raise
-            time.sleep(TICK)
-        except EOFError:  # it ended after it had listened; or the process did, and will again
-            if cut:
-                raise
-            cut = True
+            errors.append(error.with_traceback(None))
+        return False
+
+    if not until(polling(started), SERVER_ENDS_WITHIN):
+        raise errors[-1]
 
 
 def _end(children: list[_Child], owner: int) -> None:

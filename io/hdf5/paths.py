@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from solar.errors import LayoutError, ReadError
-from solar.io.remote.location import HUB, at_commit, can_list, folders_in, listed, place_of, ready
+from solar.io.remote.location import HUB, at_commit, can_list, folders_in, listed, ready
 from solar.io.system.identity import ZARR_MARKS, is_zarr_folder
 from solar.values import is_url
 
@@ -224,7 +224,6 @@ def _files_of_url(url: str) -> list[str]:
         url = url.rstrip("/")
     pattern = glob.has_magic(url) and can_list(url)
     several = url.endswith("/") or pattern
-    place_of(url)
     ready([url])
     url = at_commit(url)
     if pattern and is_zarr(url) and not url.endswith((".json", ".zip")):

@@ -36,9 +36,7 @@ from solar.values import By, Layout
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from solar.io.reading.stage import Tier
-    from solar.samples.constants import Constants, ConstantsOfBatch
-    from solar.values import GroupNames
+    from solar.samples.constants import ConstantsOfBatch
 
     TorchDataset = Dataset[Any]
 else:
@@ -155,14 +153,17 @@ class H5Dataset(TorchDataset):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
         every, constant = fields, any(map(is_constant, leaves(fields)))
         if constant:
-            fields = _without_constants(fields)
+            from solar.samples.constants import check_beside, constants_of, without_constants
+
+            check_beside(leaves(fields))
+            fields = without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
             self.layouts, own = build(path, fields, samples, reader, cache, collective_open)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.groups = group_rule(fields, samples)
         groups = leaves(self.layouts)[0].groups if self.groups is None else None
-        self.constants = _constants_of(path, every, groups, cache) if constant else None
+        self.constants = constants_of(path, every, groups, cache) if constant else None
         self.fields = bind_fields(fields, self.layouts, self.extents)
         elsewhere = [isinstance(field, Field) and field.file is not None for field in leaves(fields)]
         self._main = elsewhere.index(False)
@@ -172,7 +173,11 @@ class H5Dataset(TorchDataset):
         whole = own[0]
         first = by_sample(whole, leaves(self.layouts)[0])
         self._page_cache = page_cache
-        self.tier = None if stage is None and stage_size is None else _tier_of(stage, stage_size)
+        self.tier = None
+        if stage is not None or stage_size is not None:
+            from solar.io.reading.stage import tier_of
+
+            self.tier = tier_of(stage, stage_size)
         self.numbers: int = first.samples  # of samples, also of those that `where` leaves out
         self._name = first.name
         if whole is not None and whole.noun:
@@ -403,25 +408,6 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
     facts = [mapped(dataset.layouts, lambda layout: (layout.dtype, _reader_of(layout))) for dataset in (one, other)]
     shapes = [list(map(_facts, leaves(dataset.layouts), leaves(dataset.extents))) for dataset in (one, other)]
     return bool(facts[0] == facts[1]) and shapes[0] == shapes[1] and leaves(one.fields) == leaves(other.fields)
-
-
-def _without_constants(fields: Any) -> Any:
-    from solar.samples.constants import check_beside, without_constants
-
-    check_beside(leaves(fields))
-    return without_constants(fields)
-
-
-def _constants_of(path: Paths, fields: Any, groups: GroupNames | None, cache: Folder) -> Constants | None:
-    from solar.samples.constants import constants_of
-
-    return constants_of(path, fields, groups, cache)
-
-
-def _tier_of(stage: str | os.PathLike[str] | None, size: int | str | None) -> Tier | None:
-    from solar.io.reading.stage import tier_of
-
-    return tier_of(stage, size)
 
 
 def _reader_of(layout: Layout) -> str:
