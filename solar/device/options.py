@@ -120,7 +120,7 @@ class DeviceOptions:
             tier, parts = self._tier_of(datasets, form.device, stats)
         landing = DeviceCopier(form, streams, self._adopted, stats, finishes, ahead or BATCHES_AHEAD, tier)
         if tier is None or parts is None:
-            return landing, SampleSource(datasets, source.locate)
+            return landing, SampleSource(datasets, source.locate, plain=source.plain)
         return landing, ResidentSource(datasets, source.locate, parts, tier)
 
     def _check_staying(self, making: BatchMaker, source: SampleSource) -> None:
