@@ -62,6 +62,15 @@ class BatchMaker:
             return samples
         return transformed_by_key(self.transform, samples, list(keys), self.thread_safe)
 
+    def make_here(self, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
+        """Waits for the bytes of a batch, and makes it in this thread."""
+        if not profiling():
+            return make_batch(self, keys, future, future.pending.arrived(seconds))
+        with span("solar: wait for bytes"):
+            arrived = future.pending.arrived(seconds)
+        with span("solar: transform and collate"):
+            return make_batch(self, keys, future, arrived)
+
     def collated(self, samples: Any) -> Any:
         if self.collation is not None:
             return self.collation(samples)
@@ -72,16 +81,7 @@ class BatchMaker:
 
 def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> BatchFuture:
     """Returns a batch that is made in the consumer's thread when the loop takes it."""
-    return BatchFuture(pending, samples, partial(_make_here, making, keys))
-
-
-def _make_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
-    if not profiling():
-        return make_batch(making, keys, future, future.pending.arrived(seconds))
-    with span("solar: wait for bytes"):
-        arrived = future.pending.arrived(seconds)
-    with span("solar: transform and collate"):
-        return make_batch(making, keys, future, arrived)
+    return BatchFuture(pending, samples, partial(making.make_here, keys))
 
 
 def make_batch(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, arrived: list[Any]) -> Any:
