@@ -356,7 +356,7 @@ class AdoptedReads:
         log.warning("reading ahead for %s ended by an error: %r", self.name, error)
         self.leave(f"reading ahead ended by an error: {error}")
 
-    def unanswered(self, error: WaitTimeout) -> None:
+    def unanswered(self, error: Exception) -> None:
         """Stops adopting the Dataset because a file system hangs. h5py, which has the file open, may still read."""
         log.warning("reading ahead for %s ended: %s", self.name, error)
         self.leave(str(error))

@@ -23,20 +23,22 @@ from torch.utils.data.dataloader import _DatasetKind
 from solar.buffer.buffer import LoaderBuffer
 from solar.buffer.buffer_memory import AheadSpec, refuse_small, those_of
 from solar.buffer.buffer_size import ranks_here
-from solar.errors import SolarError
+from solar.errors import ReadError, SolarError
+from solar.io.reading import h5py_calls
 from solar.io.reading.h5py_calls import H5pyCalls
 from solar.io.system.waiting import RANKS_PATIENCE, WaitTimeout
+from solar.loader import held_blocks
 from solar.loader.adopt import AdoptedReads
 from solar.loader.batch import BatchMaker
 from solar.loader.batch_queue import BatchFuture
-from solar.loader.held_blocks import WAIT, BlockSource, HeldBlock, RowSource, is_one_block
-from solar.loader.sample_reads import SampleReads, locate_leaves
+from solar.loader.held_blocks import BlockSource, HeldBlock, RowSource, is_one_block
+from solar.loader.sample_reads import TABLE_NBYTES, SampleReads, locate_leaves
 from solar.samplers.epoch_position import has_state
 from solar.samplers.index_stream import IndexStream
 from solar.samples.dataset import H5Dataset, alike, dataset_of_rows
 from solar.samples.pending import PendingBatch
 from solar.samples.row_windows import RowWindows, windows_at
-from solar.samples.source import SampleSource
+from solar.samples.source import SampleSource, look_at_files
 from solar.values import Layout
 
 if TYPE_CHECKING:
@@ -77,22 +79,25 @@ class PlannedRows:
         return sum(layout.nbytes for layout in layouts.values())
 
 
-def planned_rows(reads: SampleReads, layouts: Sequence[Layout]) -> PlannedRows | str:
+def planned_rows(reads: SampleReads, layouts: Sequence[Layout], most: int) -> PlannedRows | str:
     """Returns the rows of all samples if rules say them, else why an epoch cannot be planned.
 
-    `layouts` are those of the datasets, by number.
+    `layouts` are those of the datasets, by number. The numbers of rows may take up to `most` bytes.
     """
     try:
         used = np.unique(locate_leaves(reads.dataset, np.arange(len(reads.dataset)))[0])
     except (TypeError, NotImplementedError, IndexError, ValueError, OverflowError):
         return "it does not say how many samples it has"
-    fields, constants = [], set[int]()
+    fields, constants, samples = [], set[int](), 0
     for leaf in used.tolist():
         if leaf not in reads.rules:
             return NOT_LEARNED
         if not reads.explains(leaf):
             return "not all that its samples read follows from a rule"
         try:
+            samples += len(reads.leaves[leaf]) * len(reads.rules[leaf])
+            if 8 * samples > most:
+                return "a list of the rows of all samples takes a large part of the buffer"
             every = np.arange(len(reads.leaves[leaf]))
             found = [FieldRows(rule.source, rule.starts(every), rule.rows) for rule in reads.rules[leaf]]
         except (TypeError, NotImplementedError, IndexError, ValueError, OverflowError):
@@ -225,7 +230,7 @@ def _arrived(future: BatchFuture) -> list[Any] | None:
     """Waits for the rows of a batch. None if they cannot be read: h5py reads them, and says what is wrong."""
     pending = future.pending
     try:
-        return pending.arrived(WAIT) if pending.fields else None
+        return pending.arrived(held_blocks.WAIT) if pending.fields else None
     except (SolarError, WaitTimeout, OSError) as error:
         log.warning("a batch is read by h5py: %s", error)
         pending.forget()
@@ -276,7 +281,7 @@ class AdoptedPlans:
         self._adopted, self._buffered, self._given = adopted, buffered, given
         self._options = buffered.options._replace(balance="torch")
         self._over = False  # no epoch is planned any more
-        self._digest = ""  # of the rows for which the buffer was made
+        self._source: AdoptedSource | None = None  # for which the buffer was made
         self._beside: list[HeldBlock] = []  # what all samples read
 
     def begin_epoch(self, loader: Any) -> AdoptedSource | None:
@@ -285,71 +290,89 @@ class AdoptedPlans:
             return None
         order: IndexStream = loader._sampler_state.order()
         peers = those_of(self._options.exchange, order)
-        found = self._look(loader, order, alone=peers is None)
+        try:
+            found = self._look(loader, order, alone=peers is None)
+        except Exception as error:
+            self._adopted.failed(error)
+            found = self._adopted.left_alone
         if peers is not None:
             found = _agreed(peers, found, type(loader.dataset).__name__)
         if isinstance(found, str):
             self._not_planned(found)
             return None
-        self._make_room(found.making.planned)
-        service = self._options.service
-        if service is not None and not self._options.nbytes:
-            return found if service.connected(found, order, self._options.exchange) else None
+        self._make_room(found)
         return found
 
     def _look(self, loader: Any, order: IndexStream, *, alone: bool) -> AdoptedSource | str:
+        """Returns what this process would read, or why it does not."""
         adopted, options = self._adopted, self._options
-        if adopted.left_alone:
-            return adopted.left_alone
         if not order.fixed or order.kind == "shuffled by generator":
             return "its sampler may draw as the Dataset does, so its order is not known before the epoch"
         if has_state(loader.dataset):
             return "it has a state of its own"
-        found = planned_rows(adopted.reads, adopted.known.layouts)
+        most = options.nbytes // BESIDE if options.nbytes else TABLE_NBYTES
+        found = adopted.left_alone or planned_rows(adopted.reads, adopted.known.layouts, most)
         if isinstance(found, str):
             return found
-        if not adopted.check_files():
-            return "its file was changed, or does not answer"
-        if not options.nbytes:
-            return self._source(loader, found) if alone else "the ranks of one training share a buffer, not a service"
         if alone and options.service is None and found.nbytes <= adopted.held.capacity:
             return ALL_FIT
-        if ranks_here() * self._beside_nbytes(found) > options.nbytes // BESIDE:
-            return "what all samples read takes a large part of the buffer"
-        source = self._source(loader, found)
-        each, processes = (options.nbytes // ranks_here(), 1) if alone else (options.nbytes, ranks_here())
-        pace = AheadSpec(loader.ahead or source.batches_ahead, 0)
-        return refuse_small(source, each, pace, loader._sampler_state.batch_size or 1, processes) or source
+        if not adopted.check_files():
+            return adopted.left_alone or "its file was changed"
+        source = self._source
+        if source is None or source.making.planned.digest != found.digest:
+            source = self._source_of(loader, found)
+        try:
+            look_at_files(source, source, self._buffered, h5py_calls.ANSWER_WITHIN, gone=False)
+        except ReadError as error:
+            adopted.unanswered(error)
+            return adopted.left_alone
+        if options.nbytes:
+            return self._refused(loader, source, alone=alone) or source
+        if not alone or options.service is None:
+            return "the ranks of one training share a buffer, and have no service"
+        return source if options.service.connected(source, order, options.exchange) else NOT_LEARNED
 
-    def _source(self, loader: Any, found: PlannedRows) -> AdoptedSource:
+    def _refused(self, loader: Any, source: AdoptedSource, *, alone: bool) -> str:
+        """Returns why the buffer is too small; empty if it is not."""
+        nbytes, ranks = self._options.nbytes or 0, ranks_here()
+        if ranks * self._beside_nbytes(source) > nbytes // BESIDE:
+            return "what all samples read takes a large part of the buffer"
+        each, processes = (nbytes // ranks, 1) if alone else (nbytes, ranks)
+        pace = AheadSpec(loader.ahead or source.batches_ahead, 0)
+        return refuse_small(source, each, pace, loader._sampler_state.batch_size or 1, processes)
+
+    def _source_of(self, loader: Any, found: PlannedRows) -> AdoptedSource:
         auto: bool = loader._auto_collation
         kind = _DatasetKind.Map
         fetcher = _DatasetKind.create_fetcher(kind, loader.dataset, auto, loader.collate_fn, loader.drop_last)
-        locate = _locate(loader.dataset, found)
         making = AnsweringMaker(self._adopted, found, fetcher, auto)
-        return AdoptedSource(found.datasets, locate, making, plain=self._adopted.reads.leaves == [loader.dataset])
+        plain = self._adopted.reads.leaves[0] is loader.dataset
+        return AdoptedSource(found.datasets, _locate(loader.dataset, found), making, plain=plain)
 
-    def _beside_nbytes(self, found: PlannedRows) -> int:
-        return sum(self._adopted.known.layouts[number].nbytes for number in found.constants)
+    def _beside_nbytes(self, source: AdoptedSource) -> int:
+        return sum(self._adopted.known.layouts[number].nbytes for number in source.making.planned.constants)
 
-    def _make_room(self, found: PlannedRows) -> None:
+    def _make_room(self, source: AdoptedSource) -> None:
         """Gives the memory in which blocks were held to the buffer, but for what all samples read."""
         adopted, options = self._adopted, self._options
-        if found.digest != self._digest:
-            self._digest = found.digest
+        if source is not self._source:
+            self._source = source
             adopted.close()
             if options.nbytes:
-                options = options._replace(nbytes=options.nbytes - ranks_here() * self._beside_nbytes(found))
+                options = options._replace(nbytes=options.nbytes - ranks_here() * self._beside_nbytes(source))
             self._buffered.begin_anew(options)
             log.info("planning what %s.__getitem__ reads: %s", adopted.name, adopted.words())
         with adopted.lock:
-            missing = [number for number in found.constants if number not in adopted.sources]
-            for number in missing:
-                adopted.sources[number] = BlockSource(adopted.known.layouts[number])
-            self._beside += adopted.held.start({adopted.sources[number]: [0] for number in missing}) or []
+            missing = [number for number in source.making.planned.constants if number not in adopted.sources]
+            blocks = {number: BlockSource(adopted.known.layouts[number]) for number in missing}
+            adopted.sources.update(blocks)
+            self._beside += adopted.held.start({one: [0] for one in blocks.values()}) or []
 
     def _not_planned(self, why: str) -> None:
-        """Says once why no epoch is planned, unless a later one may be."""
+        """Frees the buffer. Says once why no epoch is planned, unless a later one may be."""
+        if self._source is not None:
+            self._source = None
+            self._buffered.close()
         if why == NOT_LEARNED:
             return
         self._over = True
