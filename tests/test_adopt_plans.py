@@ -1,4 +1,4 @@
-"""What an adopted Dataset reads is planned, shared by ranks and served as the rows of an H5Dataset; samples stay torch's."""
+"""What an adopted Dataset reads is planned, shared and served as rows of an H5Dataset are; batches stay torch's."""
 
 from __future__ import annotations
 
@@ -216,33 +216,31 @@ def test_what_all_samples_read_is_a_part_of_the_buffer(path: str) -> None:
     assert loader._buffered.memory.nbytes == (2 << 20) - beside
 
 
-@pytest.mark.parametrize("given", ["a small buffer", "none", "workers", "a state", "two rows", "a file that is written"])
-def test_what_cannot_be_planned_is_read_ahead_as_before(path: str, given: str, caplog: Any, tmp_path: Path) -> None:
-    class WithState(Reading):
-        def state_dict(self) -> dict[str, Any]:
-            return {}
+class WithState(Reading):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            pass
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
-    def two(file: Any, i: int) -> Any:
-        return file["flat"][i], file["flat"][2 * i % SAMPLES if i < 48 else SAMPLES - 1 - i]
 
-    kind, body, options = Reading, by_rows, {"buffer": "16MiB"}
-    said = {
-        "a small buffer": "give at least buffer=", "none": "", "workers": "", "a state": "it has a state of its own",
-        "two rows": "is not planned", "a file that is written": "its file was changed",
-    }[given]  # fmt: skip
-    if given == "a small buffer":
-        options["buffer"] = "1MiB"
-    elif given == "none":
-        options = {}
-    elif given == "workers":
-        options["num_workers"] = 1
-    elif given == "a state":
-        kind = WithState
-    elif given == "two rows":
-        body = two
+def at_places_apart(file: Any, i: int) -> Any:
+    return file["flat"][i], file["flat"][SAMPLES - 1 - i]
+
+
+NOT_PLANNED: dict[str, tuple[type[Reading], Any, dict[str, Any], str]] = {
+    "a small buffer": (Reading, by_rows, {"buffer": "1MiB"}, "give at least buffer="),
+    "no buffer": (Reading, by_rows, {}, ""),
+    "workers": (Reading, by_rows, {"buffer": "16MiB", "num_workers": 1}, ""),
+    "a state": (WithState, by_rows, {"buffer": "16MiB"}, "it has a state of its own"),
+    "places apart": (Reading, at_places_apart, {"buffer": "16MiB"}, "at places that do not follow from each other"),
+    "a file that changes": (Reading, by_rows, {"buffer": "16MiB"}, "its file was changed"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_PLANNED)
+def test_what_cannot_be_planned_is_read_ahead_as_before(path: str, case: str, caplog: Any, tmp_path: Path) -> None:
+    kind, body, options, said = NOT_PLANNED[case]
     name = tmp_path / "copy.h5"
     name.write_bytes(Path(path).read_bytes())
     settle(name)
@@ -250,12 +248,13 @@ def test_what_cannot_be_planned_is_read_ahead_as_before(path: str, given: str, c
     theirs = torch.utils.data.DataLoader(kind(str(name), body), batch_size=8)
     with caplog.at_level(logging.INFO, "solar"):
         for epoch in range(3):
-            if given == "a file that is written" and epoch == 1:
+            if case == "a file that changes" and epoch == 1:
                 name.touch()
             assert [told(one) for one in loader] == [told(one) for one in theirs]
     assert not planned(loader)
     assert said in caplog.text
-    del loader
+    if case in ("a small buffer", "no buffer", "a state", "places apart"):
+        assert answered(loader)[0] > SAMPLES
 
 
 class Own:
@@ -388,6 +387,15 @@ dist.destroy_process_group()
 """
 
 
+NBYTES = SAMPLES * (8 * 6 * 4 + 300 * 20 * 8 + 8)  # that a sample of `by_rows` has
+SAID = {
+    "unlike": "the ranks read by different rules",
+    "leaves": "another rank cannot plan",
+    "small": "give at least buffer",
+}
+
+
+@pytest.mark.slow(but=["1-together", "1-leaves"])
 @pytest.mark.parametrize("case", ["together", "unlike", "leaves", "off", "small", "none"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_read_together_where_all_of_them_know_what_they_read(path: str, case: str, nodes: int) -> None:
@@ -399,5 +407,7 @@ def test_ranks_read_together_where_all_of_them_know_what_they_read(path: str, ca
     assert [one["together"] for one in found] == [together, together]
     if together:
         assert {one["mates"] for one in found} == {2 // nodes}
-    said = {"unlike": "the ranks read by different rules", "leaves": "another rank cannot plan", "small": "give at least buffer"}.get(case)
-    assert said is None or any(said in line for one in found for line in one["said"])
+        assert sum(one["bytes"] for one in found) < 1.2 * nodes * NBYTES, "each node reads each row once"
+        assert sum(one["nbytes"] for one in found) <= nodes * (8 << 20)
+    said = SAID.get(case, "")
+    assert not said or any(said in line for one in found for line in one["said"])

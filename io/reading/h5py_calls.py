@@ -22,7 +22,7 @@ from solar.values import Layout
 # Numbers only: h5py makes objects of its own of text, references, enumerations and structures.
 NUMERIC = "biufc"
 
-ANSWER_WITHIN = 60.0  # seconds that a file system has to say whether a file is what it was
+FILE_PATIENCE = 60.0  # seconds that a file system has to say whether a file is what it was
 
 ReadCall = Callable[..., Any]
 T = TypeVar("T")
@@ -222,7 +222,7 @@ def answered(work: Callable[[], T], *files: str) -> T:
     h5py has these files open, and goes on as it can.
     """
     more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
-    return within(ANSWER_WITHIN, work, f"still waiting for the file system of {files[0]}{more}")
+    return within(FILE_PATIENCE, work, f"still waiting for the file system of {files[0]}{more}")
 
 
 class DatasetPlace(NamedTuple):

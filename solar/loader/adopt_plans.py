@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -75,7 +74,7 @@ class PlannedRows:
     @property
     def nbytes(self) -> int:
         """The bytes of all datasets, decoded."""
-        layouts = {layout.digest: layout for one in self.datasets for layout in one.layouts}
+        layouts = {_name(layout): layout for one in self.datasets for layout in one.layouts}
         return sum(layout.nbytes for layout in layouts.values())
 
 
@@ -110,10 +109,11 @@ def planned_rows(reads: SampleReads, layouts: Sequence[Layout], most: int) -> Pl
         fields.append(sorted(varying, key=lambda one: (*_name(layouts[one.source]), int(one.starts[0]))))
     if not fields:
         return "it has no samples"
-    made = [found for own in fields if (found := _dataset_of(own, layouts, alone=len(fields) == 1)) is not None]
+    alone = len(fields) == 1
+    made = [one for own in fields if (one := _dataset_of(own, layouts, alone=alone)) is not None]
     if len(made) < len(fields):
         return "its samples read several rows of one dataset, at places that do not follow from each other"
-    datasets, fields = [one for one, _ in made], [own for _, own in made]
+    datasets, fields = [dataset for dataset, _ in made], [own for _, own in made]
     if not all(alike(datasets[0], one) for one in datasets[1:]):
         return "the parts of the ConcatDataset differ in what their samples read"
     number_of = np.full(len(reads.leaves), -1)
@@ -137,7 +137,8 @@ def _dataset_of(
     anchors: dict[int, tuple[Array, Array, RowWindows]] = {}
     for source, starts, rows in fields:
         layout, once = layouts[source], sum(one.source == source for one in fields) == 1
-        if alone and once and rows == 1 and len(starts) <= layout.samples and np.array_equal(starts, np.arange(len(starts))):
+        in_order = len(starts) <= layout.samples and np.array_equal(starts, np.arange(len(starts)))
+        if alone and once and rows == 1 and in_order:
             maps.append(None)
             there.append(FieldRows(source, starts, rows))
             continue
@@ -322,7 +323,7 @@ class AdoptedPlans:
         if source is None or source.making.planned.digest != found.digest:
             source = self._source_of(loader, found)
         try:
-            look_at_files(source, source, self._buffered, h5py_calls.ANSWER_WITHIN, gone=False)
+            look_at_files(source, source, self._buffered, h5py_calls.FILE_PATIENCE, gone=False)
         except ReadError as error:
             adopted.unanswered(error)
             return adopted.left_alone
@@ -344,7 +345,8 @@ class AdoptedPlans:
     def _source_of(self, loader: Any, found: PlannedRows) -> AdoptedSource:
         auto: bool = loader._auto_collation
         kind = _DatasetKind.Map
-        fetcher = _DatasetKind.create_fetcher(kind, loader.dataset, auto, loader.collate_fn, loader.drop_last)
+        create: Callable[..., Any] = _DatasetKind.create_fetcher
+        fetcher = create(kind, loader.dataset, auto, loader.collate_fn, loader.drop_last)
         making = AnsweringMaker(self._adopted, found, fetcher, auto)
         plain = self._adopted.reads.leaves[0] is loader.dataset
         return AdoptedSource(found.datasets, _locate(loader.dataset, found), making, plain=plain)

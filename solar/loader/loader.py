@@ -128,6 +128,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Over a Dataset of your own, what its `__getitem__` reads by h5py is learned and read ahead by native threads, and
     its calls of h5py are answered from that, with what h5py would give. `adopt=False`, or SOLAR_ADOPT=0, leaves it to
     torch's loader. `buffer` is then the memory for what was read, `ahead` the batches read before they are asked for.
+    Where rules say all that samples read, `buffer`, `service` and the ranks of a node are used from the second epoch on
+    as for an H5Dataset of these rows.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP

@@ -221,7 +221,7 @@ class Trials:
 
     def _outcome(self, trial: Trial) -> Outcome:
         whole, out = trial.mode == "fails", Outcome()
-        scenes.patience = h5py_calls.ANSWER_WITHIN = held_blocks.WAIT = 3.0 if trial.mode == "hangs" else 10.0
+        scenes.patience = h5py_calls.FILE_PATIENCE = held_blocks.WAIT = 3.0 if trial.mode == "hangs" else 10.0
         self.scene.before()
         began, loader, first = time.monotonic(), None, []
         if whole:
