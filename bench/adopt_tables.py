@@ -11,6 +11,7 @@ from bench.tables import newest, parted, rate, table
 SHARE = "1/4"  # of the samples, for which a buffer has room
 COMPRESSED = ("gzip64", "gzip1", "bitshuffle")  # scenes of small samples that are decoded
 NO_HELP = ("contiguous", "tiny", "memory")  # and those that solar cannot help
+BESIDE = "only the import, beside torch"  # a way whose records have a ratio of processor times
 Scene = dict[str, Record]  # records by way
 
 
@@ -24,7 +25,8 @@ def by_scene(found: Iterable[Record]) -> dict[str, Scene]:
 
 def best(scene: Scene, who: str) -> Record:
     """The way of this loader whose number of workers was best in later epochs."""
-    return max((one for way, one in scene.items() if way.startswith(f"{who}, ")), key=lambda one: one["later"])
+    found = (one for way, one in scene.items() if way.startswith(f"{who}, ") and way.endswith("workers"))
+    return max(found, key=lambda one: one["later"])
 
 
 def later(scene: Scene, way: str) -> str:
@@ -42,6 +44,7 @@ def measured(found: Iterable[Record]) -> str:
         ),
         _first(scenes),
         _with_buffer(scenes),
+        _beside(scenes),
     )
 
 
@@ -76,6 +79,18 @@ def _with_buffer(scenes: dict[str, Scene]) -> str:
     return parted(wrapped(said), of_table) if of_table else ""
 
 
+def _beside(scenes: dict[str, Scene]) -> str:
+    ratios = [
+        f"{scene[BESIDE]['of_torch']:.2f} ({scene[BESIDE]['what']})" for scene in scenes.values() if BESIDE in scene
+    ]
+    if not ratios:
+        return ""
+    said = (
+        "Where solar cannot help, the loader is torch's. By processor time, in epochs in turns, only the import gives"
+    )
+    return wrapped(f"{said} {'; '.join(ratios)} of torch's rate.")
+
+
 def in_words(found: Iterable[Record]) -> str:
     """The figures of docs/migrating.md."""
     scenes = by_scene(found)
@@ -89,9 +104,14 @@ def in_words(found: Iterable[Record]) -> str:
         f"that, and with a `Field` and no Python at "
         f"{_range(scenes, COMPRESSED, lambda scene: scene['H5Dataset, Field']['later'], ours)} times. Where solar "
         f"cannot help, as for contiguous samples in the page cache, the import gives "
-        f"{_range(scenes, NO_HELP, ours, theirs)} times torch's rate "
+        f"{_no_help(scenes) or _range(scenes, NO_HELP, ours, theirs)} times torch's rate "
         "([all figures](measured.md#a-dataset-of-your-own))."
     )
+
+
+def _no_help(scenes: dict[str, Scene]) -> str:
+    ratios = sorted(scenes[name][BESIDE]["of_torch"] for name in NO_HELP if BESIDE in scenes.get(name, {}))
+    return f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if ratios else ""
 
 
 def wrapped(text: str) -> str:

@@ -194,10 +194,11 @@ class AnsweringMaker(BatchMaker):
         self.planned = planned
         self._adopted, self._fetcher = adopted, fetcher
         self._calls = H5pyCalls(adopted)
+        self._level = logging.WARNING  # of what is said of batches that cannot be read
 
     def make_here(self, keys: Sequence[Any], future: BatchFuture, seconds: float | None) -> Any:
         """Returns what torch's fetcher gives. What could not be read natively is read by h5py."""
-        arrived, begun = _arrived(future), perf_counter()
+        arrived, begun = self._arrived(future), perf_counter()
         indices = future.called.tolist() if isinstance(future.called, np.ndarray) else future.called
         adopted, before = self._adopted, self._adopted.sources
         if arrived is not None and not adopted.left_alone:
@@ -214,6 +215,19 @@ class AnsweringMaker(BatchMaker):
                 adopted.check_worth()
         return data
 
+    def _arrived(self, future: BatchFuture) -> list[Any] | None:
+        """Waits for the rows of a batch. None if they cannot be read: h5py reads them, and says what is wrong."""
+        pending = future.pending
+        try:
+            return pending.arrived(held_blocks.WAIT) if pending.fields else None
+        except (SolarError, WaitTimeout, OSError) as error:
+            log.log(self._level, "h5py reads a batch, and others that cannot be read as planned: %s", error)
+            self._level = logging.DEBUG
+            pending.forget()
+            future.pending = PendingBatch((), [])
+            future.pending.nbytes = pending.nbytes
+            return None
+
     def _rows(self, indices: Any, arrived: list[Any]) -> dict[int, RowSource]:
         adopted, found = self._adopted, dict[int, BatchRows]()
         leaves, samples = locate_leaves(adopted.reads.dataset, np.asarray(indices, np.int64))
@@ -225,19 +239,6 @@ class AnsweringMaker(BatchMaker):
                 single = own is None or own.shape == ()
                 rows.add(one.starts[samples[here]], values[here][:, None] if single else values[here])
         return dict(found)
-
-
-def _arrived(future: BatchFuture) -> list[Any] | None:
-    """Waits for the rows of a batch. None if they cannot be read: h5py reads them, and says what is wrong."""
-    pending = future.pending
-    try:
-        return pending.arrived(held_blocks.WAIT) if pending.fields else None
-    except (SolarError, WaitTimeout, OSError) as error:
-        log.warning("a batch is read by h5py: %s", error)
-        pending.forget()
-        future.pending = PendingBatch((), [])
-        future.pending.nbytes = pending.nbytes
-        return None
 
 
 @dataclass(frozen=True)
