@@ -188,6 +188,8 @@ class BatchRows:
 class AnsweringMaker(BatchMaker):
     """Makes batches as torch's loader does, and answers the Dataset's calls of h5py from what a plan has read."""
 
+    of_arrays = False
+
     def __init__(self, adopted: AdoptedReads, planned: PlannedRows, fetcher: Any, auto_collation: bool) -> None:
         super().__init__(None, False, fetcher.collate_fn, auto_collation)
         self.collation, self.in_python, self.in_processes = None, True, False
