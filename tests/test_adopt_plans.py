@@ -311,6 +311,21 @@ def test_damaged_bytes_are_h5pys_error(path: str, tmp_path: Path) -> None:
     assert answered(loader)[0] > SAMPLES
 
 
+@pytest.mark.parametrize("broken", ["BatchRows.add", "AdoptedPlans._look", "AnsweringMaker._rows"])
+def test_an_error_of_ours_ends_reading_ahead_and_no_training(
+    path: str, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any, **more: Any) -> Any:
+        raise ZeroDivisionError("as it may be")
+
+    monkeypatch.setattr(f"solar.loader.adopt_plans.{broken}", fails)
+    make = lambda: Reading(path, by_rows)  # noqa: E731
+    with pytest.warns(UserWarning, match="buffer has no effect over Reading: reading ahead ended by an error"):
+        loader = compared(make, collate_fn=kept, batch_size=5, shuffle=True, epochs=3, ours={"buffer": BUFFER})
+    assert "reading ahead ended by an error: as it may be" in loader.report()
+    assert "ended by an error" in caplog.text
+
+
 def test_a_device_gets_the_batches(path: str) -> None:
     expected = [told(batch) for batch in torch.utils.data.DataLoader(Reading(path, by_rows), batch_size=8)]
     with DataLoader(Reading(path, by_rows), batch_size=8, buffer=BUFFER, device="cpu") as loader:

@@ -198,14 +198,17 @@ class AnsweringMaker(BatchMaker):
         self._calls = H5pyCalls(adopted)
         self._level = logging.WARNING  # of what is said of batches that cannot be read
 
-    def make_here(self, keys: Sequence[Any], future: BatchFuture, seconds: float | None) -> Any:
+    def make_here(self, keys: Any, future: BatchFuture, seconds: float | None) -> Any:
         """Returns what torch's fetcher gives. What could not be read natively is read by h5py."""
         arrived, begun = self._arrived(future), perf_counter()
         indices = future.called.tolist() if isinstance(future.called, np.ndarray) else future.called
         adopted, before = self._adopted, self._adopted.sources
         if arrived is not None and not adopted.left_alone:
-            adopted.sources = {**before, **self._rows(indices, arrived)}
-            adopted.counts.had_room = True
+            try:
+                adopted.sources = {**before, **self._rows(indices, arrived)}
+                adopted.counts.had_room = True
+            except Exception as error:
+                adopted.failed(error)
         try:
             with self._calls:
                 data = self._fetcher.fetch(indices if self.auto_collation else indices[0])
@@ -215,6 +218,7 @@ class AnsweringMaker(BatchMaker):
         if not adopted.left_alone:
             with adopted.lock:
                 adopted.check_worth()
+        adopted.warn_of_no_effect()
         return data
 
     def _arrived(self, future: BatchFuture) -> list[Any] | None:
@@ -294,6 +298,9 @@ class AdoptedPlans:
             return None
         order: IndexStream = loader._sampler_state.order()
         peers = those_of(self._options.exchange, order)
+        if peers is not None and not self._options.nbytes:
+            self._not_planned("the ranks of one training share a buffer, and have no service")
+            return None
         try:
             found = self._look(loader, order, alone=peers is None)
         except Exception as error:
@@ -332,9 +339,8 @@ class AdoptedPlans:
             return adopted.left_alone
         if options.nbytes:
             return self._refused(loader, source, alone=alone) or source
-        if not alone or options.service is None:
-            return "the ranks of one training share a buffer, and have no service"
-        return source if options.service.connected(source, order, options.exchange) else NOT_LEARNED
+        served = options.service is not None and options.service.connected(source, order, options.exchange)
+        return source if served else NOT_LEARNED
 
     def _refused(self, loader: Any, source: AdoptedSource, *, alone: bool) -> str:
         """Returns why the buffer is too small; empty if it is not."""
@@ -381,6 +387,7 @@ class AdoptedPlans:
         if why == NOT_LEARNED:
             return
         self._over = True
+        self._adopted.warn_of_no_effect()
         given, self._given = self._given, ()
         if why == ALL_FIT:
             return
