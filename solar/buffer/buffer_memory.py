@@ -275,6 +275,12 @@ def batch_needs(
     return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, room=room)
 
 
+def refuse_small(source: SampleSource, nbytes: int, pace: AheadSpec, batch: int, processes: int) -> str:
+    """Returns why a buffer is too small for twice what the batches of these processes take; empty if it is not."""
+    least = 2 * processes * batch_needs(source, pace, batch).least
+    return f"give at least buffer={least} for batches of {batch}" if nbytes < least else ""
+
+
 def made_nbytes(opened: FieldReader) -> int:
     """Returns the bytes of a converted sample; 0 if it stays as it was read."""
     rows, made = opened.rows, []

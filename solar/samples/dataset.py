@@ -361,6 +361,20 @@ class H5Dataset(TorchDataset):
         return f"H5Dataset({len(self)} samples of {names} in {files})"
 
 
+def dataset_of_rows(layouts: Sequence[Layout], extents: Sequence[SampleMap | None], samples: int) -> H5Dataset:
+    """Returns the H5Dataset of so many samples whose fields are these rows of these layouts, as they are stored."""
+    first = layouts[0]
+    made = H5Dataset.__new__(H5Dataset)
+    made.__setstate__(
+        {
+            **{"layouts": tuple(layouts), "extents": tuple(extents), "fields": (None,) * len(layouts)},
+            **{"transform": None, "thread_safe": False, "_page_cache": None, "numbers": samples},
+            **{"_name": f"{first.name} in {first.paths[0]}", "_opened": [], "_process": -1},
+        }
+    )
+    return made
+
+
 def start_batch_of(
     datasets: Sequence[H5Dataset],
     which: np.ndarray[Any, Any],
