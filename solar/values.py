@@ -239,6 +239,12 @@ class Layout:
         return self.samples * self.sample_nbytes
 
     @property
+    def spans(self) -> NDArray[np.int64]:
+        """The bytes of each file among which its chunks' offsets are."""
+        nbytes = self.file_nbytes.astype(np.int64)
+        return nbytes if self.decoded is None else np.where(self.decoded.files, self.decoded.nbytes, nbytes)
+
+    @property
     def far(self) -> bool:
         """Whether it lies elsewhere: its files are URLs."""
         return any(map(is_url, self.paths))

@@ -1,4 +1,4 @@
-"""Tier: keeps bytes that were read from a slow storage in files on a local disk, and reads them from there.
+"""Tier: keeps bytes that were read from a slow storage, or decoded, in files on a local disk, and reads them from there.
 
 Which bytes may stay is decided here, under the lock of the folder, before anything is read: the first ones of each
 dataset, as far as there is room. Native code writes and reads them (native/include/solar/stage.hpp).
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +154,41 @@ def drop(tier: Tier, layouts: list[Layout] | None = None) -> tuple[int, int]:
     return len(gone), nbytes
 
 
+class StagedFile(NamedTuple):
+    """What is there of one file."""
+
+    origin: str  # its path, as far as there was room for it
+    decoded: bool  # its chunks, decoded
+    nbytes: int  # of the disk
+    most: int  # that it may take
+    written: float  # last, in seconds since the epoch
+    stale: bool  # the file was written to since, or is gone
+
+
+def staged_files(tier: Tier) -> list[StagedFile]:
+    """Returns what is there, in the order in which it was written to."""
+    if not tier.own.exists():
+        return []
+    with lock_folder(tier) as folder:
+        found = [(path, stage) for path in _stage_files(folder) if (stage := _StageFile.found(path)) is not None]
+        return sorted((_described(path, stage) for path, stage in found), key=lambda one: one.written)
+
+
+def _described(path: Path, stage: _StageFile) -> StagedFile:
+    facts, (_, identity, *decoded) = path.lstat(), path.stem.split("-")
+    now = None if is_url(stage.origin) else _identity_now(stage.origin)
+    stale = now is not None and now != identity
+    return StagedFile(stage.origin, bool(decoded), facts.st_blocks * 512, stage.taken, facts.st_mtime, stale)
+
+
+def _identity_now(path: str) -> str:
+    try:
+        facts = os.stat(path)  # noqa: PTH116 (as stored)
+    except OSError:
+        return ""
+    return _hashed([facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns])
+
+
 @contextmanager
 def lock_folder(tier: Tier) -> Iterator[Path]:
     """Locks solar's folder, so that no other process decides meanwhile what stays there."""
@@ -262,8 +298,11 @@ def _name(layout: Layout, file: int) -> tuple[str, str]:
     place = path if is_url(path) else os.path.realpath(path)
     facts = [layout.file_nbytes, layout.file_mtime_ns]
     facts += [layout.file_inode, layout.file_ctime_ns] if len(layout.file_inode) else []
-    identity = ",".join(str(int(one[file])) for one in facts)
-    return hash_of(os.fsencode(place)).hex(), hash_of(identity.encode()).hex()
+    return hash_of(os.fsencode(place)).hex(), _hashed([int(one[file]) for one in facts])
+
+
+def _hashed(identity: list[int]) -> str:
+    return hash_of(",".join(map(str, identity)).encode()).hex()
 
 
 def hash_of(text: bytes) -> bytes:

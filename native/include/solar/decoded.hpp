@@ -5,7 +5,6 @@
 // It does not change, and any thread may use it. It does not own its arrays: `keep` owns them.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,11 +22,10 @@ struct DecodedFile {
     std::uint64_t nbytes = 0;   // of a chunk, in whole blocks
     std::uint64_t decodes = 0;  // of these, what comes out of its filters; behind it are zeros
   };
-  struct Chunk {
-    std::uint64_t begin = 0;  // of its bytes, decoded
-    std::uint64_t offset = 0, nbytes = 0;  // in the file
-    std::uint32_t mask = 0;
-    const Form* form = nullptr;
+  // Chunks one after another.
+  struct Run {
+    std::size_t first = 0, chunks = 1;
+    std::uint64_t begin = 0, nbytes = 0;
   };
 
   std::uint64_t nbytes = 0;  // of all of them, decoded
@@ -41,18 +39,16 @@ struct DecodedFile {
   // Throws Error(layout) unless the arrays fit each other, chunks lie apart, in whole blocks of `block_nbytes`, and all of
   // them lie within their file, of so many bytes.
   void check(std::uint64_t block_nbytes, std::uint64_t file_nbytes) const;
-  // The chunk of a byte. REQUIRES: it is the byte of one.
-  Chunk at(std::uint64_t byte) const noexcept {
-    const auto next = std::upper_bound(begin.begin(), begin.end(), byte);
-    const auto k = static_cast<std::size_t>(next - begin.begin()) - 1;
-    return {begin[k], offset[k], stored[k], mask[k], &forms[static_cast<std::size_t>(form[k])]};
-  }
+  const Form& form_of(std::size_t chunk) const noexcept { return forms[static_cast<std::size_t>(form[chunk])]; }
+  // The chunk of a byte, and those that follow it and begin before `end`, of no more than so many bytes together.
+  // REQUIRES: it is the byte of a chunk.
+  Run run(std::uint64_t byte, std::uint64_t end, std::uint64_t most) const noexcept;
   // Whether all these bytes are of one chunk.
   bool has(std::uint64_t byte, std::uint64_t nbytes_of) const noexcept {
     if (begin.empty() || byte < begin.front()) return false;
-    const Chunk chunk = at(byte);
+    const Run chunk = run(byte, byte, 0);
     const std::uint64_t within = byte - chunk.begin;
-    return within <= chunk.form->nbytes && nbytes_of <= chunk.form->nbytes - within;
+    return within <= chunk.nbytes && nbytes_of <= chunk.nbytes - within;
   }
 };
 

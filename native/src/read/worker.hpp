@@ -119,7 +119,14 @@ class Worker {
   const DecodedFile* decoded_of(const Request& request) const noexcept;
   bool read_decoded(Request& request, const DecodedFile& from);
   void decode_parts(Request& request, const DecodedFile& from);
-  void decode_chunk(Request& request, const Piece& piece, const DecodedFile::Chunk& chunk, MutableBytes raw);
+  std::uint64_t wanted_end(const Request& request) const noexcept;
+  void fill_parts(Request& request, Bytes bytes, std::uint64_t begin);
+  void decode_run(const Request& request, const Piece& piece, const DecodedFile& from, const DecodedFile::Run& run,
+                  MutableBytes raw);
+  void read_stored(const Request& request, std::uint64_t offset, MutableBytes out);
+  void decode_chunk(const DecodedFile::Form& form, std::uint32_t mask, Bytes stored, MutableBytes raw);
+  bool cut_alike(const Staged& staged, const DecodedFile& from, DecodedFile::Run& run);
+  bool read_there(const Staged& staged, const DecodedFile::Run& run, MutableBytes raw);
   const Mapping* mapping_of(const ReadPlan& batch, std::size_t index);
   void take_far(std::chrono::nanoseconds limit);
   void arrived(Request& request, std::int64_t result);
