@@ -78,7 +78,7 @@ void Worker::decode_parts(Request& request, const DecodedFile& from) {
     DecodedFile::Run run = from.run(request.offset, wanted_end(request), together_nbytes);
     const bool there = request.way == Way::put && cut_alike(*request.staged, from, run);
     const auto decode = [&](MutableBytes raw) {
-      if (!there || !read_there(*request.staged, run, raw)) decode_run(request, batch.pieces[i], from, run, raw);
+      if (!there || !read_there(*request.staged, run, raw)) decode_run(request, from, run, raw);
     };
     if (run.chunks > 1) {
       const MutableBytes raw = bench_.raw.fit(run.nbytes);
@@ -136,8 +136,7 @@ bool Worker::cut_alike(const Staged& staged, const DecodedFile& from, DecodedFil
 }
 
 // Reads chunks one after another, decodes them, and gives them to the stage if that is to have them.
-void Worker::decode_run(const Request& request, const Piece& piece, const DecodedFile& from, const DecodedFile::Run& run,
-                        MutableBytes raw) {
+void Worker::decode_run(const Request& request, const DecodedFile& from, const DecodedFile::Run& run, MutableBytes raw) {
   std::uint64_t begin = UINT64_MAX, end = 0, sum = 0;
   for (std::size_t k = run.first; k < run.first + run.chunks; ++k) {
     begin = std::min(begin, from.offset[k]);
@@ -145,11 +144,12 @@ void Worker::decode_run(const Request& request, const Piece& piece, const Decode
     sum += from.stored[k];
   }
   const bool at_once = end - begin <= 2 * sum;
+  std::size_t k = run.first;
   const MutableBytes stored = bench_.kept.fit(at_once ? end - begin : sum);
   try {
     if (at_once) read_stored(request, begin, stored);
     std::uint64_t done = 0;
-    for (std::size_t k = run.first; k < run.first + run.chunks; ++k) {
+    for (; k < run.first + run.chunks; ++k) {
       const MutableBytes own = stored.subspan(at_once ? from.offset[k] - begin : done, from.stored[k]);
       if (!at_once) read_stored(request, from.offset[k], own);
       done += from.stored[k];
@@ -157,7 +157,12 @@ void Worker::decode_run(const Request& request, const Piece& piece, const Decode
       decode_chunk(form, from.mask[k], own, raw.subspan(from.begin[k] - run.begin, form.nbytes));
     }
   } catch (const Error& error) {
-    throw Error(error.kind(), request.job->batch.where(piece, 0) + ": " + error.what(), error.code());
+    const ReadPlan& batch = request.job->batch;
+    std::uint32_t i = request.begin;
+    while (i + 1 < request.end && batch.pieces[i].offset + batch.pieces[i].nbytes <= from.begin[k]) ++i;
+    Piece there = batch.pieces[i];
+    there.offset = from.offset[k];
+    throw Error(error.kind(), batch.where(there, 0) + ": " + error.what(), error.code());
   }
   if (request.way != Way::put) return;
   const Stage::Blocks whole = Stage::Blocks::of(run.begin, run.nbytes);

@@ -121,8 +121,7 @@ class Worker {
   void decode_parts(Request& request, const DecodedFile& from);
   std::uint64_t wanted_end(const Request& request) const noexcept;
   void fill_parts(Request& request, Bytes bytes, std::uint64_t begin);
-  void decode_run(const Request& request, const Piece& piece, const DecodedFile& from, const DecodedFile::Run& run,
-                  MutableBytes raw);
+  void decode_run(const Request& request, const DecodedFile& from, const DecodedFile::Run& run, MutableBytes raw);
   void read_stored(const Request& request, std::uint64_t offset, MutableBytes out);
   void decode_chunk(const DecodedFile::Form& form, std::uint32_t mask, Bytes stored, MutableBytes raw);
   bool cut_alike(const Staged& staged, const DecodedFile& from, DecodedFile::Run& run);
