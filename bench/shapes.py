@@ -30,7 +30,8 @@ SHARES = (0.1, 0.25, 1.0)  # of the data in memory
 SECONDS, QUICK_SECONDS, LONGEST, LONGEST_MAKING = 1.5, 0.4, 180, 1200
 A_SECOND = 1.2e9  # bytes of data; of more than some seconds reading takes longer
 LABELS = {
-    "solar": "solar", "solar_stage": "solar, with a stage", "h5py": "h5py", "memmap": "numpy.memmap", "ram": "copied to RAM first", "limit": "limit: copying",
+    "solar": "solar", "solar_stage": "solar, with a stage", "h5py": "h5py",
+    "memmap": "numpy.memmap", "ram": "copied to RAM first", "limit": "limit: copying",
     "lance": "Lance", "b2nd": "Blosc2 b2nd", "zarr": "Zarr", "anndata": "anndata", "scdataset": "scDataset, uniform",
     "scdataset_blocks": "scDataset, blocks of 16", "annbatch": "annbatch, uniform",
     "annbatch_blocks": "annbatch, blocks of 32",

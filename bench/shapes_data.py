@@ -92,7 +92,8 @@ def scenes() -> dict[str, Scene]:
         Scene("clips", "64 × 64 × 3 bytes, contiguous", "clips", frames, "u1", (1, 2), 32, clips),
         *(
             Scene(f"clips_gzip_{n}", f"64 × 64 × 3 bytes, {n} to a chunk, gzip", "clips", frames, "u1", (1, 2), 32,
-                  with_stage(peer for peer in clips if peer not in ("memmap", "limit")), {"chunks": (n, 64, 64, 3), **gzip})
+                  with_stage(peer for peer in clips if peer not in ("memmap", "limit")),
+                  {"chunks": (n, 64, 64, 3), **gzip})
             for n in (1, 16, 100)
         ),
         Scene("climate", "1 MB, contiguous", "clips", fields, "f4", (1, 2), 4, clips),
@@ -102,8 +103,8 @@ def scenes() -> dict[str, Scene]:
               crops=256),
         Scene("crops_gzip", "volume, chunks of 64³, gzip", "crops", volume, "f4", (96, 64), 8, with_stage(crops),
               {"chunks": (CHUNK,) * 3, **gzip}, crops=256),
-        Scene("crops_lz4", "volume, chunks of 64³, Blosc with lz4", "crops", volume, "f4", (96, 64), 8, with_stage(crops),
-              {"chunks": (CHUNK,) * 3}, "blosc", crops=256),
+        Scene("crops_lz4", "volume, chunks of 64³, Blosc with lz4", "crops", volume, "f4", (96, 64), 8,
+              with_stage(crops), {"chunks": (CHUNK,) * 3}, "blosc", crops=256),
         Scene("crops_codec", "volume, chunks of 64³, our codec", "crops", volume, "f4", (96, 64), 8, crops,
               {"chunks": (CHUNK,) * 3}, "codec", crops=256),
         Scene("rows", "CSR, as anndata chunks it", "rows", cells, "f4", (0,), 64, (*rows, "limit"), anndata),

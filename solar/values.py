@@ -300,7 +300,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class DecodedChunks:
-    """What a stage keeps of a Layout: of some files the chunks as they are decoded, one after another, in whole blocks."""
+    """What a stage keeps of a Layout: of some files the chunks, decoded, one after another in whole blocks."""
 
     stored: Layout  # as it lies in its files
     files: NDArray[np.bool_]  # which of its `paths`

@@ -1,4 +1,4 @@
-"""A stage that keeps chunks decoded: the same bits, of which only the first epoch decodes any, whatever happens to it."""
+"""A stage that keeps chunks decoded: the same bits, which only the first epoch decodes, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -471,9 +471,7 @@ def test_what_needs_no_decoding_is_as_it_was(tmp_path: Path, disk: Path) -> None
     assert not own(disk).exists()
 
 
-def test_the_command_fills_lists_and_empties_it(
-    tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fills_lists_and_empties_it(tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values, path = written(tmp_path / "a.h5", "gzip"), str(tmp_path / "a.h5")
     assert main(["stage", path, "x", "--to", str(disk), "--as", "decoded", "--quiet"]) == 0
     assert "of it read and decoded now" in capsys.readouterr().out

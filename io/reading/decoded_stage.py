@@ -73,9 +73,16 @@ def native_files(chunks: DecodedChunks) -> list[tuple[_native.DecodedFile, _nati
             found.append(None)
             continue
         own = np.flatnonzero(file_of == at)
-        arrays = (chunks.begin, layout.chunk_offset, layout.chunk_nbytes, layout.chunk_mask, form_of)
-        nbytes = int(chunks.nbytes[at])
-        file = _native.DecodedFile(nbytes, forms, *(one[own] for one in arrays), int(layout.file_nbytes[at]))
+        file = _native.DecodedFile(
+            int(chunks.nbytes[at]),
+            forms,
+            chunks.begin[own],
+            layout.chunk_offset[own],
+            layout.chunk_nbytes[own],
+            layout.chunk_mask[own],
+            form_of[own],
+            int(layout.file_nbytes[at]),
+        )
         found.append((file, stage))
     return found
 

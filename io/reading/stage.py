@@ -1,4 +1,4 @@
-"""Tier: keeps bytes that were read from a slow storage, or decoded, in files on a local disk, and reads them from there.
+"""Tier: keeps bytes that were read from a slow storage, or decoded, in files on a local disk, and reads them there.
 
 Which bytes may stay is decided here, under the lock of the folder, before anything is read: the first ones of each
 dataset, as far as there is room. Native code writes and reads them (native/include/solar/stage.hpp).

@@ -108,7 +108,8 @@ class H5Dataset(TorchDataset):
 
     `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
     `stage` is a folder of a local disk: what is read for the first time stays there, and is read from there again, up
-    to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). See docs/staging.md.
+    to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). With stage_as="decoded" what
+    stays there are the chunks of local files that have filters, decoded. See docs/staging.md.
 
     With `collective_open=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to
     the others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI
