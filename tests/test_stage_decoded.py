@@ -9,6 +9,7 @@ import pickle
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -528,3 +529,20 @@ def test_crops_are_cut_out_of_what_is_kept(tmp_path: Path, disk: Path) -> None:
     assert np.array_equal(data[0]["x"], values[:9, :17, :12])
     assert len(data) > len(starts)
     assert np.array_equal(data[1]["x"], values[:9, :17, 12:24])
+
+
+def test_chunks_of_a_file_that_is_not_kept_are_not_taken_for_those_of_one_that_is(tmp_path: Path, disk: Path) -> None:
+    for number, name in enumerate("ab"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            values = np.arange(16**3, dtype="f4").reshape(16, 16, 16) + number * 10_000
+            file.create_dataset("x", data=values, chunks=(8, 8, 8), compression="gzip")
+    settle(tmp_path / "b.h5")
+    os.utime(tmp_path / "a.h5", (time.time() + 60, time.time() + 60))  # was written just now
+    paths, crops = [str(tmp_path / "a.h5"), str(tmp_path / "b.h5")], Crops((8, 8, 8), at="grid")
+    plain = H5Dataset(paths, {"x": "x"}, samples=crops)
+    data = H5Dataset(paths, {"x": "x"}, samples=crops, stage=disk, stage_as="decoded")
+    assert data.layouts["x"].decoded.files.tolist() == [False, True]
+    with engine(1, "pread"):
+        for sample in (1, 8, 0, 1, 9):  # block 1 of the first file, and the first of the second, in turns
+            as_a_new_process()
+            assert np.array_equal(data[sample]["x"], plain[sample]["x"])

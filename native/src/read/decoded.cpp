@@ -85,7 +85,9 @@ void Worker::decode_parts(Request& request, const DecodedFile& from) {
       decode(raw);
       fill_parts(request, raw, run.begin);
     } else {
-      const Recent::Key key{batch.source, static_cast<std::int64_t>(batch.file_index(batch.pieces[i])), run.begin};
+      // Below 0: others name chunks by a row.
+      const auto number = -1 - static_cast<std::int64_t>(batch.file_index(batch.pieces[i]));
+      const Recent::Key key{batch.source, number, run.begin};
       const auto held = bench_.recent->get(key, run.nbytes, decode);
       fill_parts(request, {held.data(), run.nbytes}, run.begin);
     }
