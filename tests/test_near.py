@@ -64,19 +64,19 @@ from pathlib import Path
 from solar.io.reading.engine import Engine
 from solar.io.reading.near import read_near
 os.cpu_count = lambda: len(os.sched_getaffinity(0))
-for folder, core in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
-    assert read_near("%s", Path(folder)) == {core}
+for folder, core in zip(sys.argv[2::2], map(int, sys.argv[3::2])):
+    assert read_near(sys.argv[1], Path(folder)) == {core}
     tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "solar-read\\n"]
     print([sorted(os.sched_getaffinity(int(task.name))) for task in tasks])
 print(len(os.sched_getaffinity(0)))
-""" % ADDRESS
+"""
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_only_reading_threads_are_moved_and_those_of_two_devices_run_near_both(tmp_path: Path) -> None:
     one = system(tmp_path / "one", 1, str(CORES[0]), str(CORES[1]))
     two = system(tmp_path / "two", 0, str(CORES[0]), str(CORES[1]))
-    words = [str(one), str(CORES[1]), str(two), str(CORES[0])]
+    words = [ADDRESS, str(one), str(CORES[1]), str(two), str(CORES[0])]
     environment = {**os.environ, "SOLAR_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words], env=environment, capture_output=True, text=True, timeout=60, check=True

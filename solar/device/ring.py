@@ -116,8 +116,8 @@ class CudaStreams:
 
     def address(self) -> str | None:
         facts = torch.cuda.get_device_properties(self._device)
-        parts = [getattr(facts, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-        return None if None in parts else "{:04x}:{:02x}:{:02x}.0".format(*parts)
+        parts: list[int] = [getattr(facts, f"pci_{name}_id", -1) for name in ("domain", "bus", "device")]
+        return None if min(parts) < 0 else "{:04x}:{:02x}:{:02x}.0".format(*parts)
 
     def current(self) -> int:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
