@@ -117,7 +117,9 @@ def choose_memory(
     memory = BufferMemory(weighed=weighed)
     if left:  # a buffer that nobody has asked for would draw from the sampler long before
         return memory
-    if options.nbytes is not None:
+    if options.nbytes and found is None and (why := sizing.kept_at_hand(layouts_of_source(source), ranks)):
+        log.info("no buffer: %s", why)
+    elif options.nbytes is not None:
         memory.apart, memory.nbytes = ranks, max(1, options.nbytes // ranks)
     else:
         memory.nbytes, why = weighed()

@@ -421,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         A notebook shows it with a picture: what the time of each epoch went to.
         """
-        from solar.loader.report import Report
+        from solar.loader.report import Report, stage_advice
 
         found = sample_source(self.dataset) if self._engine_logged else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
@@ -432,7 +432,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         share, counts = self._buffered.share(found), self._sampler_state.counts()
         foreseen = (self._buffered.served, self._buffered.foreseen)
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *foreseen)
-        return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
+        stage = stage_advice(self._stats.as_dict(), found.decoded_nbytes), found.staging()
+        return Report.of("\n".join(filter(None, (said, self._buffered.held(), *stage))), said.epochs)
 
     def _order_facts(self) -> dict[str, Any]:
         """Returns whether the order is an exact shuffle, and the window of a mixed one."""
