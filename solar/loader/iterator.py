@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from solar.buffer.buffer import begin_pass
 from solar.errors import ReadError, SolarError
@@ -58,8 +58,13 @@ class Draws(_BaseDataLoaderIter):
         """Restores the random state. It is called between torch's draws and its first use of the dataset."""
 
     def __next__(self) -> Any:
+        """Returns the next batch. It is torch's method without the profiler range while the profiler is off."""
         with self._turns:
-            return super().__next__()
+            if self._dataset_kind != _DatasetKind.Map or profiling():
+                return super().__next__()
+            data: Any = self._next_data()
+            self._num_yielded += 1
+            return data
 
 
 class EpochIterator(Draws):
