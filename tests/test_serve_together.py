@@ -86,7 +86,7 @@ def nodes_of(
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, of_node = len(wires), shared(data)
         one = Scheduler(of_node, memory, 2.0, Cluster(wire, of_node, 1))
-        one.cluster.begin(one.changed, lambda why: None)
+        one.cluster.begin(lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
             for epoch in range(2):

@@ -57,7 +57,7 @@ class SharedReader(Scheduler):
         ]
         for one in self._threads:
             one.start()
-        self.cluster.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
+        self.cluster.begin(self._given_up)  # which may end it at once: with threads that it can wait for
 
     # --- who is there ----
 
