@@ -30,7 +30,7 @@ MOST = 10_000  # seeds until a mutant must be found
 def main() -> int:
     words = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.splitlines()[0])
     words.add_argument("--seed", type=int, default=os.environ.get("SOLAR_SIM"), help="one world, also SOLAR_SIM=SEED")
-    words.add_argument("--count", type=int, default=500, help="so many worlds")
+    words.add_argument("--count", type=int, default=0, help="so many worlds; 500, and 10,000 for each fault")
     words.add_argument("--from", type=int, default=0, dest="first", help="the seed of the first of them")
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many happen at a time")
     words.add_argument("--mutants", nargs="*", metavar="NAME", help="put each fault back, or those with these names")
@@ -38,14 +38,15 @@ def main() -> int:
     if given.seed is not None:
         return one(int(given.seed))
     if given.mutants is not None:
-        return find(given.mutants or list(mutants.MUTANTS), given.first)
-    return many(range(given.first, given.first + given.count), given.workers)
+        return find(given.mutants or list(mutants.MUTANTS), range(given.first, given.first + (given.count or MOST)))
+    return many(range(given.first, given.first + (given.count or 500)), given.workers)
 
 
 def one(seed: int) -> int:
     """Lets one world happen, and prints it and what it says."""
     print(world_of(seed, {}))
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    Run.shows = True
     with tempfile.TemporaryDirectory() as folder:
         data = Data(Path(folder))
         print(f"--- world {seed}")
@@ -84,7 +85,6 @@ def many(seeds: range, workers: int) -> int:
 
 def some(seeds: range) -> tuple[list[tuple[int, str]], int, float]:
     """Returns those of some worlds that fail, and the steps and virtual seconds of all."""
-    logging.getLogger("solar").addHandler(logging.NullHandler())
     failed, steps, seconds = [], 0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         data = Data(Path(folder))
@@ -97,17 +97,18 @@ def some(seeds: range) -> tuple[list[tuple[int, str]], int, float]:
     return failed, steps, seconds
 
 
-def find(names: list[str], first: int) -> int:
+def find(names: list[str], seeds: range) -> int:
     """Puts faults back, and prints which seed finds each of them."""
-    logging.getLogger("solar").addHandler(logging.NullHandler())
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         data = Data(Path(folder))
         for name in names:
-            seed, why = next(found_by(name, data, range(first, first + MOST)), (None, ""))
+            seed, why = next(found_by(name, data, seeds), (None, ""))
             survived += seed is None
             last = [line for line in why.splitlines() if line.strip()][-1:] or [""]
-            how = f"found after {seed - first + 1} worlds: {last[0][:150]}" if seed is not None else f"not found in {MOST:,}"
+            how = f"not found in {len(seeds):,} worlds"
+            if seed is not None:
+                how = f"found after {seed - seeds.start + 1} worlds, of seed {seed}: {last[0][:150]}"
             print(f"{name}: {how}", flush=True)
     return int(survived > 0)
 

@@ -44,7 +44,12 @@ class Block:
 
     def __init__(self, pool: Pool, begin: int, nbytes: int) -> None:
         self._pool, self.begin, self.end, self.free = pool, begin, begin + nbytes, False
-        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (pool.at + begin, False)}
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pool.at + begin, False),
+        }
 
     def __del__(self) -> None:
         self._pool.give_back(self.begin)
@@ -62,7 +67,9 @@ class Pool:
         self.descriptor = os.open(f"/proc/self/fd/{whole}", os.O_RDONLY | os.O_CLOEXEC)
         os.close(whole)
         self.at = np.frombuffer(self._memory, np.uint8).__array_interface__["data"][0]
-        self._taken: deque[list[int]] = deque()  # begin, end, and whether it is free: in the order in which they were taken
+        self._taken: deque[list[int]] = (
+            deque()
+        )  # begin, end, and whether it is free: in the order in which they were taken
         self.since: float | None = None  # when somebody began to wait for room
         self.closed = False
 

@@ -1,4 +1,4 @@
-"""Faults of the past, and their like: each changes some words of the code that is simulated, and a seed must find it."""
+"""Faults of the past, and their like: each changes some words of the code, and a seed must find it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "a message that comes in parts is taken for a whole one": Mutant(
         "solar.io.channels.frames", "_exactly", "while len(found) < size", "while not found"
     ),
-    "what is sent in parts is sent in part": Mutant("solar.io.channels.frames", "send", "if sent < len(whole)", "if False"),
+    "what is sent in parts is sent in part": Mutant(
+        "solar.io.channels.frames", "send", "if sent < len(whole)", "if False"
+    ),
     "a service keeps what it was handed open": Mutant(
         "solar.service.service", "Service._serve", "close_all(descriptors)", "pass"
     ),
@@ -45,7 +47,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "solar.service.shared_reader", "SharedReader.join", "if self._closing:", "if False:"
     ),
     "a new data set takes memory that others have": Mutant(
-        "solar.service.shared_reader", "SharedReaders.of", "if one.memory != parts.get(facts) or one.over", "if one.over"
+        "solar.service.shared_reader",
+        "SharedReaders.of",
+        "if one.memory != parts.get(facts) or one.over",
+        "if one.over",
     ),
     "a batch that does not come is waited for each time": Mutant(
         "solar.service.served_run", "Membership.copy", "naps = 1 if self._timed_out else", "naps = "
@@ -54,14 +59,19 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "solar.service.served_run", "Membership.more", "self.refused = min(self.refused, base)", "pass"
     ),
     "a training fails when its service has ended": Mutant(
-        "solar.service.served_passes", "ServedPasses._find", "if named and not self._met and not named[0].exists()",
+        "solar.service.served_passes",
+        "ServedPasses._find",
+        "if named and not self._met and not named[0].exists()",
         "if named and not named[0].exists()",
     ),
     "a later message is asked for without patience": Mutant(
         "solar.service.connection", "ServiceConnection.stands", "self._peer.settimeout(ANSWER_WITHIN)", "pass"
     ),
     "others get wrong samples when the first job has no batches left": Mutant(
-        "solar.service.window", "JobOrder.stretch", "None if self.epochs[-1].which is None else", "None if not several else"
+        "solar.service.window",
+        "JobOrder.stretch",
+        "None if self.epochs[-1].which is None else",
+        "None if not several else",
     ),
     "a plan waits for ever for a job that came meanwhile": Mutant(
         "solar.service.shared_reader", "SharedReader._tell", "self.changed.notify_all()", "pass"
@@ -74,22 +84,36 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "the condition of a reader changes while it is held": [
         Mutant(
-            "solar.service.cluster", "Cluster.__init__", "self.changed = threading.Condition()",
+            "solar.service.cluster",
+            "Cluster.__init__",
+            "self.changed = threading.Condition()",
             "self.changed = threading.Condition(); self.later = threading.Condition()",
         ),
-        Mutant("solar.service.cluster", "Cluster.begin", "self._give_up = ", "self.changed, self._give_up = self.later, "),
         Mutant(
-            "solar.service.scheduler", "Scheduler.__init__", "cluster.changed", "getattr(cluster, 'later', cluster.changed)"
+            "solar.service.cluster", "Cluster.begin", "self._give_up =", "self.changed, self._give_up = self.later,"
         ),
+        Mutant(
+            "solar.service.scheduler",
+            "Scheduler.__init__",
+            "cluster.changed",
+            "getattr(cluster, 'later', None) or cluster.changed",
+        ),
+    ],
+    "a bell that was closed is handed to a job": [
+        Mutant("solar.service.shared_reader", "SharedReader.admit", "if self.bell < 0:", "if False:"),
+        Mutant("solar.service.shared_reader", "SharedReader.admit", "os.dup(one)", "one"),
+        Mutant("solar.service.service", "Service._answer", "close_all(handed_on)", "pass"),
     ],
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
     ),
     "rows are sent from memory that is used again": Mutant(
-        "solar.distributed.exchange", "PendingExchange._leave", "if batch.taken and batch.sent and not batch.missing",
+        "solar.distributed.exchange",
+        "PendingExchange._leave",
+        "if batch.taken and batch.sent and not batch.missing",
         "if batch.taken",
     ),
-}  # fmt: skip
+}
 
 
 def seams(name: str) -> list[tuple[Any, str, Any]]:
@@ -108,5 +132,5 @@ def changed(mutant: Mutant) -> tuple[Any, str, Any]:
     assert mutant.words in source, f"{mutant.function} has other words: {mutant.words}"
     source = "from __future__ import annotations\n" + source.replace(mutant.words, mutant.others)
     made: dict[str, Any] = {}
-    exec(compile(source, mutant.function, "exec"), vars(module), made)  # noqa: S102
+    exec(compile(source, mutant.function, "exec"), vars(module), made)
     return owner, name, made[name]

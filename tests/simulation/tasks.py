@@ -340,7 +340,12 @@ class Thread:
     """threading.Thread."""
 
     def __init__(
-        self, simulation: Simulation, target: Callable[..., object], args: Any = (), name: str = "", daemon: bool = False
+        self,
+        simulation: Simulation,
+        target: Callable[..., object],
+        args: Any = (),
+        name: str = "",
+        daemon: bool = False,
     ) -> None:
         self._simulation, self._act, self.name, self.daemon = simulation, lambda: target(*args), name, daemon
         self.task: Task | None = None

@@ -9,6 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .tasks import Actor, Killed, Simulation
@@ -160,6 +161,7 @@ class Socket:
         if len(what) > 1 and simulation.draw.random() < wires.how.parts:
             what = what[: simulation.draw.randrange(1, len(what))]
         stream.at = wires.how.arrives(simulation, stream.at)
+        assert all(one >= 0 for one in descriptors), "a descriptor is sent that was closed"
         stream.coming.append((stream.at, what, [os.dup(one) for one in descriptors]))
         stream.nbytes += len(what)
         return len(what)
@@ -208,7 +210,8 @@ class Socket:
                 raise TimeoutError("timed out")
             arrives = stream.coming[0][0] - self._simulation.now if stream.coming else None
             nap = min((one for one in (left, arrives) if one is not None), default=None)
-            self._simulation.wait(lambda: came() or (arrives is None and stream.coming), nap)
+            known = arrives is not None
+            self._simulation.wait(lambda known=known: came() or (not known and stream.coming), nap)
 
     # --- the end ----
 
@@ -252,5 +255,5 @@ class Socket:
 
 
 def _file_of(path: str) -> tuple[int, int]:
-    facts = os.stat(path)
+    facts = Path(path).stat()
     return facts.st_dev, facts.st_ino

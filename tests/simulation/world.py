@@ -1,4 +1,4 @@
-"""A world by its seed: a service, trainings, strangers, storage and wires; who is stopped or killed; and what must hold."""
+"""A world by its seed: services, trainings, strangers, storage and wires; who is killed; and what must hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +27,13 @@ import numpy as np
 import solar.buffer.thread
 import solar.service.served_run
 from solar import H5Dataset, _native
+from solar.distributed import exchange
 from solar.errors import PlanError, SolarError
 from solar.io.channels import frames, service_sockets
 from solar.io.channels.bulk import NAME
 from solar.io.reading.reader import Pending
 from solar.io.system import waiting
-from solar.planning.pass_uses import PassUses, SampleUses, alone
+from solar.planning.pass_uses import SampleUses, alone
 from solar.samples.source import SampleSource
 from solar.service import (
     cluster,
@@ -39,26 +41,25 @@ from solar.service import (
     nodes,
     pace,
     scheduler,
+    served_passes,
     served_run,
     service,
     shared_reader,
     window_planner,
 )
+from solar.service.pace import TOLERATED
 from solar.service.served_passes import ServedPasses
 from solar.service.service import Service
 
-from solar.distributed import exchange
-
 from . import tasks
 from .disk import Disk, Pool, Steps
-from .ranks import Group, Letters, numbered
-from .tasks import Actor, Simulation, Stuck, Task
+from .ranks import KNOWN_AFTER, Group, Letters, numbered
+from .tasks import Actor, Simulation, Task
 from .wire import Wire, Wires
 
 log = logging.getLogger("solar")
 
 SAMPLES, LENGTH = 240, 8
-WARM = 1  # a world in which all is read
 LIMIT = 3600.0  # seconds after which a world is over in any case
 WAITED = struct.Struct("<Q")
 WAITED_AT = 24  # bytes into what a job tells: native/src/serve/shared.hpp
@@ -116,7 +117,7 @@ def world_of(seed: int, values: dict[str, Any]) -> World:
     nodes = draw.choice([1, 1, 1, 1, 2, 2, 3, 4])
     trainings = [
         Training(
-            begins=some(0.5, lambda: 3 * draw.random(), 0.0),
+            begins=draw.choice([0.0, 0.1, 0.1, 0.1, 3 * draw.random(), 3 * draw.random()]),
             fields=draw.choice([("x",), ("x",), ("x",), ("x", "y")]),
             batch=draw.choice([3, 8, 8, 16, 40]),
             epochs=draw.randint(1, 3),
@@ -139,7 +140,9 @@ def world_of(seed: int, values: dict[str, Any]) -> World:
         fails=some(0.15, lambda: draw.choice([0.02, 0.3]), 0.0),
         hangs=some(0.1, lambda: 0.01, 0.0),
     )
-    wire = Wire(some(0.4, lambda: 0.3 * draw.random(), 0.0), draw.choice([0.001, 0.1, 3.0]), some(0.5, lambda: 0.4, 0.0))
+    wire = Wire(
+        some(0.4, lambda: 0.3 * draw.random(), 0.0), draw.choice([0.001, 0.1, 3.0]), some(0.5, lambda: 0.4, 0.0)
+    )
     return World(
         seed,
         memory=draw.choice([160 << 10, 256 << 10, 1 << 20, 4 << 20]),
@@ -171,8 +174,9 @@ class Data:
                 for name, values in self.values.items():
                     part = values[number * SAMPLES : (number + 1) * SAMPLES]
                     self.parts[str(path), name] = file[name] = part
-        with contextlib.suppress(Failed):  # what is begun once, and stays
-            happen(WARM, self)
+        all_of_it = Training(1.0, ("x", "y"), 8, 1, 0.0, later=False, files=2)
+        with contextlib.suppress(Failed):  # of what is begun once, and stays
+            happens(World(0, 4 << 20, 2.0, [all_of_it], Disk(self.parts), Wire()), self)
         gc.collect()
         gc.freeze()
 
@@ -198,6 +202,8 @@ def facade(module: Any, **names: Any) -> Any:
 
 class Run:
     """A world that happens."""
+
+    shows = False  # what is logged
 
     def __init__(self, world: World, data: Data) -> None:
         self.world, self.data = world, data
@@ -229,12 +235,26 @@ class Run:
             Condition=lambda lock=None: tasks.Condition(sim, lock), Thread=lambda **how: tasks.Thread(sim, **how),
             current_thread=lambda: getattr(sim.current, "thread", SimpleNamespace(name="")),
         )  # fmt: skip
-        wires = facade(
-            socket, socket=self.wires.socket, send_fds=self.wires.send_fds, recv_fds=self.wires.recv_fds
-        )
+        wires = facade(socket, socket=self.wires.socket, send_fds=self.wires.send_fds, recv_fds=self.wires.recv_fds)
         native = facade(_native, SharedPool=lambda nbytes: Pool(sim, nbytes), Guest=self._guest)
-        made = [(module, "threading", threads) for module in (cluster, connection, exchange, nodes, served_run, service, shared_reader, waiting)]
-        made += [(module, "time", clock) for module in (exchange, frames, nodes, scheduler, service, shared_reader, waiting, window_planner)]
+        made = [
+            (module, "threading", threads)
+            for module in (
+                cluster,
+                connection,
+                exchange,
+                nodes,
+                served_passes,
+                served_run,
+                service,
+                shared_reader,
+                waiting,
+            )
+        ]
+        made += [
+            (module, "time", clock)
+            for module in (exchange, frames, nodes, scheduler, service, shared_reader, waiting, window_planner)
+        ]
         made += [(module, "socket", wires) for module in (frames, service_sockets, service)]
         made += [(scheduler, "_native", native), (served_run, "_native", native)]
         made += [(shared_reader, "select", facade(select, select=self._select)), (pace, "clock", sim.clock)]
@@ -336,7 +356,7 @@ class Run:
             begun = sim.now
             own = self._train(training, number)
             lost = sim.now - begun - own - actor.paused
-            bound = may_lose(self.world, training)
+            bound = may_lose(self.world, training, own)
             if lost > bound:
                 raise Failed(f"training {number} took {lost:.1f} s more than alone, and {bound:.1f} s are stated")
             if lost - bound > self.lost - self.bound or not self.bound:
@@ -366,7 +386,7 @@ class Run:
                 work = solar.buffer.thread.Background(lambda _: None)
                 found: list[Any] = []
                 if training.later:
-                    work = solar.buffer.thread.Background(lambda stopped: found.append(passes.append_later(stopped)))
+                    work = solar.buffer.thread.Background(partial(append_later, passes, found))
             for at in range(len(order.starts) - 1):
                 if at == training.leaves:
                     break
@@ -385,6 +405,8 @@ class Run:
                 if training.leaves >= 0:
                     passes.drop()
                     queued = None
+        if passes.lost and is_calm(self.world):
+            raise Failed(f"training {number} lost a service that was there")
         passes.end()
         self.served, self.alone = self.served + passes.counts()["served"], self.alone + passes.counts()["alone"]
         passes.close()
@@ -437,7 +459,7 @@ class Run:
                 heard = peer.recv(100)
                 if heard and peer.peer.name.startswith("training"):  # type: ignore[attr-defined]
                     raise Failed(f"{peer.peer.name} says {heard!r} to a service of another user")  # type: ignore[attr-defined]
-            os.unlink(self.path)
+            self.path.unlink()
             listener.close()
         finally:
             os.close(held)
@@ -506,7 +528,7 @@ class Run:
         for one in record.args or ():
             if isinstance(one, Exception) and not isinstance(one, SolarError):
                 self.faults.append("".join(traceback.format_exception(one)))
-        return True
+        return self.shows  # who keeps a record keeps the memory of the error's frames
 
     def _busy(self) -> bool:
         return any(one.actor.name.startswith("training") for one in self.simulation.tasks)
@@ -565,6 +587,10 @@ class Run:
             raise Failed("a socket is left")
 
 
+def append_later(passes: ServedPasses, found: list[Any], stopped: Any) -> None:
+    found.append(passes.append_later(stopped))
+
+
 class Guest:
     """solar._native.Guest, which waits in virtual time and tells how long."""
 
@@ -585,15 +611,26 @@ class Guest:
         return came
 
 
-def may_lose(world: World, training: Training) -> float:
-    """Returns how many seconds a training may lose by taking part in a service, whatever becomes of that.
+def is_calm(world: World) -> bool:
+    """Returns whether nothing in this world is a reason to go on without the service."""
+    disk = world.disk
+    rough = disk.late or disk.hangs or disk.fails or world.wire.late or world.service_pauses or world.service_ends[0]
+    return not rough and not any(what == "stops it" for what, _ in world.strangers)
 
-    A job that is stopped, slow or killed holds back others for the slack; a service that ends costs no time at all.
+
+def may_lose(world: World, training: Training, own: float) -> float:
+    """Returns how many seconds a training, which takes `own` by itself, may lose by a service, whatever becomes of it.
+
+    Jobs that are stopped, slow or killed hold back others for the slack of each epoch, and for a fifth of the time
+    beside. A service that ends costs no time at all.
     Where the service itself, its storage or the way to it is slow, a training waits for the batches of each epoch for
-    as long as it says, and for each answer.
+    as long as it says, and for each answer. Where a node is killed, the others take a while to end.
     """
     slowest = max(one.seconds for one in world.trainings)
-    calm = 1.0 + 2 * max(world.slack, 4 * slowest) + world.disk.stood + world.wire.stood
+    calm = 1.0 + (1 + training.epochs) * max(world.slack, 4 * slowest) + own * TOLERATED / (1 - TOLERATED)
+    calm += world.disk.stood + world.wire.stood
+    if world.nodes > 1 and world.service_ends[0] == "killed":  # the others close what they read together
+        calm += KNOWN_AFTER + 2 * exchange.LAST_WORDS
     if not (world.service_pauses or world.disk.hangs or world.disk.fails or world.wire.late or world.disk.late):
         return calm
     batches = served_run.COME_WITHIN + (served_run.MORE_NAPS + 1) * served_run.NAP
@@ -601,12 +638,12 @@ def may_lose(world: World, training: Training) -> float:
 
 
 def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
+    return {one.name for one in Path("/proc/self/fd").iterdir()}
 
 
 def name_of(one: str) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{one}")
+        return str(Path(f"/proc/self/fd/{one}").readlink())
     except OSError:  # the one by which they are listed
         return ""
 
@@ -632,7 +669,11 @@ def unless_killed(what: Any) -> None:
 
 def happen(seed: int, data: Data, mutant: list[tuple[Any, str, Any]] = []) -> Run:  # noqa: B006
     """Lets the world of a seed happen. Raises AssertionError for what does not hold."""
-    run = Run(world_of(seed, data.parts), data)
+    return happens(world_of(seed, data.parts), data, mutant)
+
+
+def happens(world: World, data: Data, mutant: list[tuple[Any, str, Any]] = []) -> Run:  # noqa: B006
+    run = Run(world, data)
     before, sys.unraisablehook = sys.unraisablehook, unless_killed
     gc.disable()
     try:
@@ -640,11 +681,11 @@ def happen(seed: int, data: Data, mutant: list[tuple[Any, str, Any]] = []) -> Ru
             run.happen()
     finally:
         log.removeFilter(run._hear)
-        sys.unraisablehook = before
         exchange._live.clear()
         exchange._left.clear()
         for actor in run.actors:
             run.simulation.kill(actor)
+        sys.unraisablehook = before
         gc.enable()
         with contextlib.suppress(FileNotFoundError):
             for path in run.paths:
