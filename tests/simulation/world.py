@@ -376,6 +376,7 @@ class Run:
         for epoch, order in enumerate(orders):
             later = iter([lambda one=one: alone(one) for one in orders[epoch + 1 :]] if training.later else [])
             if passes.lost:
+                self._lost(number)
                 passes.end()
                 queued = None
             there = queued is not None or self._connected(passes, source)
@@ -405,12 +406,16 @@ class Run:
                 if training.leaves >= 0:
                     passes.drop()
                     queued = None
-        if passes.lost and is_calm(self.world):
-            raise Failed(f"training {number} lost a service that was there")
+        if passes.lost:
+            self._lost(number)
         passes.end()
         self.served, self.alone = self.served + passes.counts()["served"], self.alone + passes.counts()["alone"]
         passes.close()
         return own
+
+    def _lost(self, number: int) -> None:
+        if is_calm(self.world):
+            raise Failed(f"training {number} lost a service that was there")
 
     def _connected(self, passes: ServedPasses, source: SampleSource) -> bool:
         met = passes._met
@@ -519,6 +524,8 @@ class Run:
         sim.at(begun, lambda: None)
         sim.run(lambda: sim.now >= begun and not self._busy(), LIMIT)
         self.over = True
+        if is_calm(world):
+            self._check_that_all_are_forgotten(sim.now + 1.0)
         self._end("stopped")
         sim.run(lambda: all(self._may_stay(one) for one in sim.tasks), sim.now + 150.0)
         self._check_nothing_left(before)
@@ -532,6 +539,12 @@ class Run:
 
     def _busy(self) -> bool:
         return any(one.actor.name.startswith("training") for one in self.simulation.tasks)
+
+    def _check_that_all_are_forgotten(self, soon: float) -> None:
+        self.simulation.at(soon, lambda: None)
+        self.simulation.run(lambda: self.simulation.now >= soon, LIMIT)
+        if any(hall.members for one in self.services for hall in one._halls.each()):
+            raise Failed("jobs that have gone are still members")
 
     def _may_stay(self, task: Task) -> bool:
         """Returns whether a thread may outlast its service: where a node was killed, or seemed to be.
@@ -627,7 +640,7 @@ def may_lose(world: World, training: Training, own: float) -> float:
     as long as it says, and for each answer. Where a node is killed, the others take a while to end.
     """
     slowest = max(one.seconds for one in world.trainings)
-    calm = 1.0 + (1 + training.epochs) * max(world.slack, 4 * slowest) + own * TOLERATED / (1 - TOLERATED)
+    calm = 2.0 + (1 + training.epochs) * max(world.slack, 4 * slowest) + own * TOLERATED / (1 - TOLERATED)
     calm += world.disk.stood + world.wire.stood
     if world.nodes > 1 and world.service_ends[0] == "killed":  # the others close what they read together
         calm += KNOWN_AFTER + 2 * exchange.LAST_WORDS

@@ -42,12 +42,29 @@ struct Packing {
 };
 
 // Casts and normalises into `out`: all items, in C order; unpacks them first where there is a packing.
-// REQUIRES: `to` is float32, float64 or bfloat16; the terms are of that type, for bfloat16 of float32; out and the
+// float16 is cast to by way of float32, which is numpy's result where float32 has what is read exactly or numpy goes that
+// way, too: from all but float64, with no terms and no packing.
+// REQUIRES: `to` is float32, float64, bfloat16, or float16 as said; the terms are of that type, for bfloat16 of float32; out and the
 // terms are aligned; out overlaps nothing that is read.
 void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation,
              const Packing* packing = nullptr);
 
 // Moves items of any kind as they are into `out`, in C order. REQUIRES: out does not overlap the source.
 void rearrange(const Strided& source, std::size_t itemsize, std::byte* out);
+
+// What is done with the samples of every batch, by one of the two functions above. It owns its terms, and never changes.
+struct Conversion {
+  std::size_t sample_nbytes = 0, made_nbytes = 0;  // of a sample, before and after
+  std::ptrdiff_t offset = 0;  // from the first byte of a sample to its item (0, 0, ...)
+  Strided sample{};           // of a sample: shape and strides; its bytes are nobody's
+  Number from = Number::uint8, to = Number::float32;
+  std::size_t rearranged = 0;  // the size of an item that is only moved; else 0
+  Term mean{}, deviation{};    // without the axis of the samples
+  std::optional<Packing> packing{};
+  std::vector<std::byte> terms{};  // what these two point to
+
+  // Converts `count` samples that lie one after another. REQUIRES: neither overlaps the other.
+  void operator()(const std::byte* samples, std::size_t count, std::byte* out) const;
+};
 
 }  // namespace solar
