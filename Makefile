@@ -26,7 +26,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test again test-all skipped soak programs calls mutants extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
+.PHONY: demo test again test-all skipped soak programs calls simulation mutants extras integrations kernels mpio hosts hosts-quick lint types format tidy docs report
 .PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
@@ -133,9 +133,15 @@ CALLS ?= 30  # of each name, evenly taken
 calls: $(VENV)/.dev
 	$(BIN)/python -m tests.every_call --most $(CALLS)
 
-# And whether programs find the faults of tests/programs/mutants when these are put back.
+# A hundred thousand worlds of a service and its trainings in virtual time (tests/simulation), as each night.
+WORLDS ?= 100000
+simulation: $(VENV)/.dev
+	$(BIN)/python -m tests.simulation --count $(WORLDS) --from $(FROM)
+
+# And whether programs find the faults of tests/programs/mutants when these are put back, and worlds those of tests/simulation.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.programs.mutants
+	$(BIN)/python -m tests.simulation --mutants
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records: as one page, build/report, and as
 # the tables and pictures of README and docs/.

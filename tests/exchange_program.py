@@ -279,6 +279,7 @@ def early(by: str, path: str) -> dict[str, Any]:
     if this.rank == 0:
         time.sleep(4)  # rank 1's END is taken
         assert settled() == 1
+        assert not module._left, "its memory stays after its end"
     return {"said": " ".join(lines)}
 
 

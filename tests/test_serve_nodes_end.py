@@ -211,8 +211,8 @@ def test_a_node_that_ends_between_asking_for_a_run_and_its_begin_keeps_nobody_wa
         "    found = asked(self, value, arrays, **how)\n"
         "    if value is None and not arrays and rank == '1':\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "        with self._changed:\n"
-        "            assert self._changed.wait_for(lambda: self._over, 60)\n"
+        "        with self.changed:\n"
+        "            assert self.changed.wait_for(lambda: self._over, 60)\n"
         "    return found\n"
         "Cluster.all = ends\n"
     )

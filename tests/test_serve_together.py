@@ -14,6 +14,7 @@ from serve_kit import SAMPLES, scan, soon
 
 from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
+from solar.io.channels.frames import Refused, close_all
 from solar.planning.pass_uses import SampleUses, alone
 from solar.planning.planned_passes import PlannedPasses
 from solar.planning.sweep import Counts, total
@@ -86,7 +87,7 @@ def nodes_of(
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, of_node = len(wires), shared(data)
         one = Scheduler(of_node, memory, 2.0, Cluster(wire, of_node, 1))
-        one.cluster.begin(one.changed, lambda why: None)
+        one.cluster.begin(lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
             for epoch in range(2):
@@ -280,6 +281,37 @@ def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
     together.over("the memory of the service is divided anew", [1])
     hall = SharedReader(data, 4 << 20, 4 << 20, 2.0, together)
     assert soon(lambda: hall.over and hall.bell < 0)
+
+
+def test_a_part_has_one_condition_from_its_first_moment_on(scan: Path) -> None:
+    """One that changed while somebody held it would be notified by who does not hold it, which ends all services."""
+    wire, data = Wire(0, []), shared(H5Dataset(scan, "x"))
+    wire.ranks = 2
+    together = Cluster(wire, data, 1)
+    condition = together.changed
+    hall = SharedReader(data, 4 << 20, 4 << 20, 2.0, together)
+    assert hall.changed is together.changed is condition
+    hall.close()
+
+
+def test_what_a_job_is_handed_stays_what_it_was_when_the_reader_ends_meanwhile(
+    scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its number alone, another file would be handed on that was opened since."""
+    halls = SharedReaders(4 << 20, 2.0)
+    data = shared(H5Dataset(scan, "x"))
+    hall = halls.of(data, [data.facts])
+    uses = SampleUses(None, np.arange(8, dtype=np.int32), np.array([0, 4, 8]))
+    member, handed_on = hall.admit("job", 1, uses, 4, deque())
+    hall.close()
+    assert str(Path(f"/proc/self/fd/{handed_on[3]}").readlink()) == "anon_inode:[eventfd]"
+    close_all(handed_on)
+    monkeypatch.setattr(hall, "join", lambda *_: member)  # as if it ended right after
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(Refused, match="divides its memory anew"):
+        hall.admit("job", 1, uses, 4, deque())
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    halls.close()
 
 
 def test_data_that_are_wanted_have_their_part_of_the_memory_while_they_are_read_by_nobody(scan: Path) -> None:

@@ -520,6 +520,14 @@ class TransferThreads:
         with self._underway.changed:
             self._open -= 1
             self._underway.changed.notify_all()
+            if not self._open and self in _left:
+                _left.remove(self)
+
+    def stay(self) -> None:
+        """Keeps this, with its memory, until the other ranks have sent END."""
+        with self._underway.changed:
+            if self._open:
+                _left.append(self)
 
     def _finish_sending(self) -> Errand:
         while True:
@@ -744,10 +752,10 @@ class Exchange:
         traffic = self._traffic
         if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
             log.info(
-                "%s not closed their loaders after %g s: what they send is taken until this process ends",
+                "%s not closed their loaders after %g s: what they send is taken until they do",
                 traffic.peers.open_peers(), LAST_WORDS,
             )  # fmt: skip
-            _left.append(traffic)
+            traffic.stay()
 
     def drop(self) -> None:
         """Ends the exchange without waiting for other ranks, because the garbage collector may call it anywhere."""
@@ -764,7 +772,7 @@ class Exchange:
 
 _live: weakref.WeakSet[Exchange] = weakref.WeakSet()
 _dropped: weakref.WeakSet[TransferThreads] = weakref.WeakSet()  # their own threads close these
-_left: list[TransferThreads] = []  # never destroyed: others still send to them, or they belong to another process
+_left: list[TransferThreads] = []  # not destroyed: others still send to them, or they belong to another process
 
 
 def close_exchanges() -> None:

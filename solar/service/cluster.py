@@ -43,9 +43,10 @@ class SingleNode:
 
     def __init__(self, data: SharedData) -> None:
         self._data = data
+        self.changed = threading.Condition()  # of its shared reader, too
 
-    def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
-        """Called before anything else. Gets the condition to notify, and the function that ends its shared reader."""
+    def begin(self, give_up: Callable[[str], None]) -> None:
+        """Called before anything else. Gets the function that ends its shared reader."""
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
         """Exchanges values: returns what each node sent, in the order of ranks. All nodes call it together.
@@ -111,7 +112,7 @@ class Cluster:
         self._telling = threading.Lock()  # nothing is told after the word that this one ends
         nodes = np.arange(self.ranks, dtype=np.int32)
         self._sharing = Sharing(data.pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()  # of its shared reader, too
         self._give_up: Callable[[str], None] | None = None
 
     @property
@@ -134,8 +135,8 @@ class Cluster:
         """Whether there is somebody to hear what comes."""
         return self._give_up is not None
 
-    def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
-        self._changed, self._give_up = changed, give_up
+    def begin(self, give_up: Callable[[str], None]) -> None:
+        self._give_up = give_up
         self._letters.begin(self)
         if self._over:  # since before
             give_up(self._over)
@@ -146,16 +147,16 @@ class Cluster:
 
     def came(self, rank: int, number: int, said: Said) -> None:
         """Takes a message from another node, for this round or the next."""
-        with self._changed:
+        with self.changed:
             self._came[number, rank] = said
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def over(self, why: str, ranks: Iterable[int]) -> bool:
         """Ends the reading because these nodes have left it. Returns whether nothing more can come."""
         self.end(why)  # each says so by itself
-        with self._changed:
+        with self.changed:
             self._ended.update(ranks)
-            self._changed.notify_all()
+            self.changed.notify_all()
             if self._give_up is not None:
                 self._give_up(why)  # before those who wake here ask whether it is over
             return len(self._ended) == self.ranks - 1
@@ -164,7 +165,7 @@ class Cluster:
         """Messages of a node arrive in the order in which it sent them, and its last one says that it ends. So if every
         node had sent its value before it ended, all of them see that; and if one had not, none does.
         """
-        with self._changed:
+        with self.changed:
             number, self._round = self._round, self._round + 1
         others = [(number, rank) for rank in range(self.ranks) if rank != self.rank]
         with self._telling:
@@ -179,10 +180,10 @@ class Cluster:
         def known() -> bool:
             return self._ended.issuperset(missing()) if or_none else bool(self._over) or not missing()
 
-        with self._changed:
-            if not self._changed.wait_for(known, SAID_AFTER) and missing():
+        with self.changed:
+            if not self.changed.wait_for(known, SAID_AFTER) and missing():
                 log.info("rank %d of %d services waits for what %s says", self.rank, self.ranks, name_ranks(missing()))
-            self._changed.wait_for(known, RANKS_PATIENCE - SAID_AFTER)
+            self.changed.wait_for(known, RANKS_PATIENCE - SAID_AFTER)
             if self._over and (missing() or not or_none):
                 raise ReadError(self._over)
             if missing():
@@ -251,8 +252,8 @@ class Cluster:
             if not self._over:
                 self._over = why
                 self._letters.bye(self, why)
-        with self._changed:
-            self._changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

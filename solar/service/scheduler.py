@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from typing import Any, NamedTuple
@@ -92,7 +91,7 @@ class Scheduler:
         self.planner = WindowPlanner(opened, memory, cluster)
         self.pool = _native.SharedPool(self.planner.ring)
         self.queue = StepQueue()
-        self.changed = threading.Condition()
+        self.changed = cluster.changed
         self._changed_at = 0.0  # when somebody came, left or told more last
         self._closing = False
 

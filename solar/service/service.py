@@ -69,7 +69,7 @@ class Clients:
 
     def __init__(self, memory: int, jobs: int) -> None:
         self._memory, self._jobs = memory, jobs
-        self._all: set[Client] = set()
+        self._all: dict[Client, None] = {}  # in the order in which they came
         self.lock = threading.RLock()
         self.taking = threading.Lock()  # one order, or one text, is looked at at a time: while it is, it takes more
 
@@ -83,13 +83,13 @@ class Clients:
         with self.lock:
             if len(self._all) >= self._jobs + BESIDE_JOBS:
                 return False
-            self._all.add(client)
+            self._all[client] = None
             return True
 
     def remove(self, client: Client) -> None:
         """Removes a client, which leaves the readers of its data."""
         with self.lock:
-            self._all.discard(client)
+            self._all.pop(client, None)
             for hall, member in client.members.values():
                 hall.leave(member)
             client.members.clear()
@@ -276,7 +276,10 @@ class Service:
             raise
         except (SolarError, MemoryError, OSError) as error:
             answer, handed_on = {"is": "refused", "why": str(error) or type(error).__name__, "again": True}, []
-        send(caller.peer, answer, handed_on)
+        try:
+            send(caller.peer, answer, handed_on)
+        finally:
+            close_all(handed_on)
 
     def _hello(self, caller: Client, message: dict[str, Any], _: list[int]) -> Any:
         speaks = message["speaks"]
@@ -316,16 +319,16 @@ class Service:
         uses = self._order(caller, descriptors[0], data, message["batch"])
         wanted = self._wanted()
         hall = self._halls.of(data, wanted)
+        terms = caller.name, caller.process, uses, message["batch"], caller.lately
         try:
-            member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
+            member, handed_on = hall.admit(*terms)
         except Refused:
             if not hall.over:
                 raise
             hall = self._halls.of(data, wanted)  # the memory was divided anew in between
-            member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
+            member, handed_on = hall.admit(*terms)
         number = self._clients.join(caller, hall, member)
-        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": BEGINS}
-        return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
+        return {"is": "joined", "job": number, "entries": ENTRIES, "begins": BEGINS}, handed_on
 
     def _member(self, caller: Client, message: dict[str, Any]) -> tuple[SharedReader, Member]:
         found = caller.members.get(message["job"])

@@ -19,7 +19,7 @@ from typing import Any
 
 from solar import _native
 from solar.errors import ReadError, SolarError
-from solar.io.channels.frames import Fault, Refused
+from solar.io.channels.frames import Fault, Refused, close_all
 from solar.io.system import quantities
 from solar.io.system.quantities import enough, size
 from solar.io.system.waiting import WaitTimeout
@@ -57,7 +57,7 @@ class SharedReader(Scheduler):
         ]
         for one in self._threads:
             one.start()
-        self.cluster.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
+        self.cluster.begin(self._given_up)  # which may end it at once: with threads that it can wait for
 
     # --- who is there ----
 
@@ -86,6 +86,23 @@ class SharedReader(Scheduler):
             self.members.append(member)
             self._tell()
         return member
+
+    def admit(
+        self, name: str, process: int, first: SampleUses, most: int, lately: deque[float]
+    ) -> tuple[Member, list[int]]:
+        """Adds a job as `join` does. Returns also descriptors of what it maps and rings, for the caller to close."""
+        member, made = self.join(name, process, first, most, lately), list[int]()
+        try:
+            with self.changed:
+                if self.bell < 0:  # else its number may be another file's by the time when it is sent
+                    raise Refused("the service ends, or divides its memory anew", again=True)
+                for one in (member.ledger.descriptor, member.ledger.line, self.pool.descriptor, self.bell):
+                    made.append(os.dup(one))
+        except BaseException:
+            close_all(made)
+            self.leave(member)
+            raise
+        return member, made
 
     def more(self, member: Member, uses: SampleUses) -> None:
         """Adds batches to the end of a job's order."""
