@@ -70,9 +70,19 @@ class Run final : public Batches {
     bool direct;
     std::uint64_t ahead, gap;  // of the part, from here on
   };
+  // Ranks take the uses of a step in turns, as torch divides it: use i goes to rank i % ranks, at place i / ranks.
+  struct Turns {
+    std::int64_t ranks = 0, rank = 0;  // 0: not so
+
+    std::int64_t position(std::size_t use) const noexcept {
+      const auto i = static_cast<std::int64_t>(use);
+      return i % ranks == rank ? i / ranks : -1;
+    }
+  };
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
+    Turns turns = {};  // in place of positions
     std::span<const std::int64_t> starts;
     std::span<const std::uint8_t> last;  // of each use: the row leaves the buffer after the step
     std::span<const std::int32_t> loads;
