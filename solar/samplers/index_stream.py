@@ -49,9 +49,12 @@ UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
 class BatchCuts:
     """Index batches of samples that are all known: cut one after another, or all in one go."""
 
-    def __init__(self, each: Iterator[Any], make: Callable[[], Pass]) -> None:
+    def __init__(
+        self, each: Iterator[Any], make: Callable[[], Pass], pass_over: Callable[[], None] | None = None
+    ) -> None:
         self._each, self._make = each, make
         self._made: Pass | None = None
+        self.pass_over = pass_over  # has it as drawn, when somebody else draws all batches
 
     def at_once(self) -> Pass:
         """Returns all batches, unless one was taken; the same ones if it is called again."""
@@ -164,6 +167,10 @@ class IndexStream:
         """Returns `later` for the passes of all ranks together."""
         return iter(())
 
+    def facts_of_all(self, epoch: int, begun_at: int) -> dict[str, Any] | None:
+        """Returns what `of_all` follows from in an epoch, for JSON; None if that is not known in few words."""
+        return None
+
     def batched(self, samples: Array) -> Pass:
         """Returns the samples of a pass, and where its batches begin, as `cut` cuts them."""
         length, cutter = len(samples), self.batch_sampler
@@ -246,7 +253,9 @@ class Distributed(IndexStream):
         def each() -> Iterator[Any]:
             yield from self._cut_plan(self._plan())
 
-        return BatchCuts(each(), lambda: self._cutter(self._plan()).at_once())
+        return BatchCuts(
+            each(), lambda: self._cutter(self._plan()).at_once(), lambda: self._cutter(self._plan()).pass_over()
+        )
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
@@ -266,6 +275,14 @@ class Distributed(IndexStream):
     def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
 
+    def facts_of_all(self, epoch: int, begun_at: int) -> dict[str, Any] | None:
+        plan, cutter = self._plan(), self.batch_sampler
+        if cutter is None or (plan.by is not None and not plan.by.digest):  # a function of the user's
+            return None
+        facts = {**plan.facts(), "epoch": epoch, "begun at sample": begun_at, "samples": plan.length}
+        tail = {"tail": plan.tail, "batch_size": cutter.batch_size, "drop_last": cutter.drop_last}
+        return facts | tail | {"ranks of the sampler": plan.num_replicas}
+
     def _of_all(self, epoch: int, begun_at: int) -> Pass:
         plan = copy.copy(self._plan())
         plan.set_epoch(epoch)
@@ -276,7 +293,7 @@ class Distributed(IndexStream):
 
     def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
         cutter = self._cutter(plan)
-        return BatchCuts(cutter.arrays(), cutter.at_once) if self.as_arrays else iter(cutter)
+        return BatchCuts(cutter.arrays(), cutter.at_once, cutter.pass_over) if self.as_arrays else iter(cutter)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
         plan = self._plan()
