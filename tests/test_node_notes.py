@@ -28,7 +28,7 @@ def waiting(seconds: float = 60, run: int = 1, look: Callable[[], object] = lamb
 @pytest.fixture
 def notes() -> Iterator[list[NodeNotes]]:
     """Those of three processes, in this one: what is shared belongs to the open file."""
-    descriptor = os.memfd_create("solar-notes")
+    descriptor = node_notes.make_file(len(NAMES))
     made = [NodeNotes(os.dup(descriptor), place, NAMES) for place in range(3)]
     yield made
     os.close(descriptor)

@@ -30,6 +30,7 @@ from solar.io.system.waiting import polling, until_others
 ENTRIES = 256  # values at a time: a few for each pass that is planned
 ENTRY = struct.Struct("<32sQQQ")  # digest of the key, state, where it begins, bytes
 RUN = struct.Struct("<Q")
+FLAGS = RUN.size + ENTRY.size * ENTRIES  # where they begin
 FREE, MADE, FAILED = range(3)
 ALIGNED = 64  # bytes, at which arrays begin
 AT_ONCE = 1 << 30  # bytes written by one call: Linux takes no more than 2 GiB
@@ -56,7 +57,19 @@ class Entry(NamedTuple):
 
 def join_notes(door: str, place: int, names: Sequence[str], seconds: float, check: Callable[[], None]) -> NodeNotes:
     """Returns the notes of all processes in `names`, once they are all there. See node_memory.join."""
-    return NodeNotes(pass_on(door, place, names, lambda: os.memfd_create("solar-notes"), seconds, check), place, names)
+    return NodeNotes(pass_on(door, place, names, lambda: make_file(len(names)), seconds, check), place, names)
+
+
+def make_file(processes: int) -> int:
+    """Returns the descriptor of a file without values, for so many processes."""
+    descriptor = os.memfd_create("solar-notes")
+    os.ftruncate(descriptor, _begin(processes))
+    return descriptor
+
+
+def _begin(processes: int) -> int:
+    """Returns where values begin."""
+    return -(-(FLAGS + ENTRIES * processes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class NodeNotes:
@@ -68,10 +81,6 @@ class NodeNotes:
         self._process = os.getpid()
         self._had: dict[bytes, weakref.ref[mmap.mmap] | None] = {}  # values by name; None: it was not waited for
         self._lock = threading.RLock()
-        self._flags = RUN.size + ENTRY.size * ENTRIES  # where they begin
-        self._begin = -(-(self._flags + ENTRIES * len(names)) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self.makes:
-            os.ftruncate(descriptor, self._begin)
 
     @property
     def makes(self) -> bool:
@@ -195,12 +204,12 @@ class NodeNotes:
 
     def _flag(self, number: int) -> int:
         """Returns where it stands whether this process has let an entry go."""
-        return self._flags + number * len(self._names) + self._place
+        return FLAGS + number * len(self._names) + self._place
 
     def _free(self) -> None:
         """Frees the values that every process has let go."""
         ranks = len(self._names)
-        flags = self._read(self._flags, ENTRIES * ranks)
+        flags = self._read(FLAGS, ENTRIES * ranks)
         for entry in self._entries():
             if entry.state != FREE and all(flags[entry.number * ranks : (entry.number + 1) * ranks]):
                 os.pwrite(self._descriptor, bytes(ENTRY.size), RUN.size + ENTRY.size * entry.number)
@@ -213,7 +222,7 @@ class NodeNotes:
         number = next((one.number for one in entries if one.state == FREE), None)
         if number is None:
             raise PlanError(f"{ENTRIES} plans of a node wait for its other ranks: look what those wait for")
-        begin = self._begin
+        begin = _begin(len(self._names))
         for one in sorted((one for one in entries if one.state != FREE), key=lambda one: one.begin):
             if begin + nbytes <= one.begin:
                 break

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from solar.io.channels.meeting import MeetingResult, Peers
     from solar.io.channels.node_notes import NodeNotes
 
-SHARED_SAMPLES = 1 << 20  # of a pass, from which on a node makes it once: it takes a rank some tenths of a second
+SHARED_SAMPLES = 1  # of a pass, from which on a node makes it once: it takes a rank some tenths of a second
 
 
 class SharedPlans:
@@ -45,7 +45,8 @@ class SharedPlans:
         if self._notes is not None:
             self._notes.begin()
         mine = {"door": secrets.token_hex(16)}
-        same = {**facts, "checksum of a Subset": self._subset}
+        same = {f"{name} of the order": value for name, value in facts.items()}
+        same["checksum of a Subset"] = self._subset
         met = self._peers.meet(f"a new run of the buffer for {self._name}", same, mine, {}, self._seconds)
         self._begun += 1
         if self._notes is None and len(met.mates) > 1:

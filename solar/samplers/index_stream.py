@@ -159,6 +159,11 @@ class IndexStream:
         """Whether the later passes are known for certain."""
         return not self.guessed and type(self).later is not IndexStream.later
 
+    @property
+    def is_of_all(self) -> bool:
+        """Whether all ranks share one order, of which `of_all` gives the passes."""
+        return False
+
     def of_all(self, begun_at: int) -> Pass | None:
         """Returns the pass of all ranks together that began after `begun_at` samples; None if they share no order."""
         return None
@@ -269,8 +274,12 @@ class Distributed(IndexStream):
             return self.batched(np.fromiter(plan, np.int64))
         return self._cutter(plan).at_once()
 
+    @property
+    def is_of_all(self) -> bool:
+        return self.batch_sampler is not None
+
     def of_all(self, begun_at: int) -> Pass | None:
-        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
+        return self._of_all(self.sampler.epoch, begun_at) if self.is_of_all else None
 
     def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
@@ -279,9 +288,9 @@ class Distributed(IndexStream):
         plan, cutter = self._plan(), self.batch_sampler
         if cutter is None or (plan.by is not None and not plan.by.digest):  # a function of the user's
             return None
-        facts = {**plan.facts(), "epoch": epoch, "begun at sample": begun_at, "samples": plan.length}
+        facts = {**plan.facts(), "epoch": epoch, "first sample": begun_at, "samples": plan.length}
         tail = {"tail": plan.tail, "batch_size": cutter.batch_size, "drop_last": cutter.drop_last}
-        return facts | tail | {"ranks of the sampler": plan.num_replicas}
+        return facts | tail | {"ranks": plan.num_replicas}
 
     def _of_all(self, epoch: int, begun_at: int) -> Pass:
         plan = copy.copy(self._plan())
