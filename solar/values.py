@@ -414,7 +414,7 @@ class BoxScript(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Ranks take the uses of a step in turns: use i of a step goes to rank i % ranks, and is i // ranks of its batch."""
+    """Ranks take the uses of a step in turns: use i goes to rank i % ranks, and has place i // ranks of its batch."""
 
     ranks: int
     rank: int  # whose batches they are

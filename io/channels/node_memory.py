@@ -61,7 +61,7 @@ def join(
 def pass_on(
     door: str, place: int, names: Sequence[str], make: Callable[[], int], seconds: float, check: Callable[[], None]
 ) -> int:
-    """Returns a descriptor that place 0 makes, in each of the processes in `names`. The arguments are those of `join`."""
+    """Returns a descriptor that place 0 makes, in each of the processes in `names`. Arguments are those of `join`."""
     hall = _MeetingPoint(door, list(names), 0, seconds, time.monotonic() + seconds, check, [])
     if place:
         return _have_come(hall, place)

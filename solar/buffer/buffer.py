@@ -224,10 +224,8 @@ class LoaderBuffer:
         """Waits for planning in the background. Returns whether the run can continue from pass to pass."""
         work, running = self._work, self.running
         assert running is not None
-        if work is not None:
-            error = work.error()
-        else:  # there was no thread to be had
-            error = None if self._queue else failed(self._append_later)
+        # Without work there was no thread to be had.
+        error = work.error() if work is not None else None if self._queue else failed(self._append_later)
         self._work = None
         if error is not None:  # it was a guess: what begins now is planned afresh
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True

@@ -187,9 +187,7 @@ class PlannedRun:
         group = self.memory.rank_group
         share = None if group is None else group.shared_plans.of_run
         held = last is not None
-        window = PlannedPasses(
-            makers, first, pieces, budget.parts, budget.batch, storages, policies, held, share=share
-        )
+        window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, policies, held, share=share)
         self._policies = kind, window.policies
         return window
 

@@ -205,7 +205,7 @@ class RankGroup:
     def divided(
         self, source: SampleSource, make: Callable[[], Pass], epoch: int, facts: Mapping[str, Any] | None
     ) -> DividedPass:
-        """Returns this rank's part of a pass of all ranks. `facts` are what the pass follows from, if they are known."""
+        """Returns this rank's part of a pass of all ranks. `facts` are what the pass follows from, if that is known."""
         shares = self.shared_plans.shares(facts)
 
         def made() -> tuple[SampleUses, Array | None, Who | None, dict[str, Any]]:

@@ -61,7 +61,7 @@ def own_turns(starts: Starts, ranks: int, rank: int) -> Group:
 
 
 def turns_of_node(starts: Starts, ranks: int, rank: int, mates: Collection[int]) -> tuple[Group, Group]:
-    """Returns what a rank takes and what its node provides where ranks take turns, and nodes provide what theirs take."""
+    """Returns what a rank takes, and what its node provides, where ranks take turns and read what they take."""
     own = own_turns(starts, ranks, rank)
     if len(mates) == ranks:
         return own, Group(slice(None), starts, Turns(ranks, rank))
