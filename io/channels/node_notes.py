@@ -33,7 +33,7 @@ RUN = struct.Struct("<Q")
 FLAGS = RUN.size + ENTRY.size * ENTRIES  # where they begin
 FREE, MADE, FAILED = range(3)
 ALIGNED = 64  # bytes, at which arrays begin
-AT_ONCE = 1 << 30  # bytes written by one call: Linux takes no more than 2 GiB
+WRITTEN_AT_ONCE = 1 << 30  # bytes written by one call: Linux takes no more than 2 GiB
 
 
 class Waiting(NamedTuple):
@@ -183,9 +183,9 @@ class NodeNotes:
         begins, nbytes = _begins(sizes)
         entry = self._room(name, state, nbytes)
         os.ftruncate(self._descriptor, max(os.fstat(self._descriptor).st_size, entry.begin + nbytes))
-        for piece, begin in zip([memoryview(sizes).cast("B"), *pieces], [0, *begins], strict=True):
-            for at in range(0, len(piece), AT_ONCE):
-                _write_all(self._descriptor, piece[at : at + AT_ONCE], entry.begin + begin + at)
+        for piece, begin in zip([memoryview(sizes.tobytes()), *pieces], [0, *begins], strict=True):
+            for at in range(0, len(piece), WRITTEN_AT_ONCE):
+                _write_all(self._descriptor, piece[at : at + WRITTEN_AT_ONCE], entry.begin + begin + at)
         os.pwrite(self._descriptor, bytes(len(self._names)), self._flag(entry.number) - self._place)
         os.pwrite(self._descriptor, ENTRY.pack(*entry[1:]), RUN.size + ENTRY.size * entry.number)
         return entry

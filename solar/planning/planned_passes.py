@@ -147,12 +147,11 @@ class PlannedPasses:
         self.segments = range(first, first + len(makers))
         self.next = first  # segment to be carried out
         self.batch = batch  # samples, at most
+        facts: tuple[Any, ...] = (_identity(self.segment(first)), len(makers))
         self._share = share if self.segment(first).facts is not None else None
         self.shares = self._shared()
 
         def planned() -> list[Plan]:
-            segment = self.segment(first)
-            facts = (segment.planned.digest if segment.facts is None else segment.facts, len(makers))
             return [
                 _plan(self, piece, room, storage, facts, policy, holding, parts)
                 for piece, room, storage, policy in zip(pieces, self.shares, storages, policies, strict=True)
@@ -270,6 +269,11 @@ class PlannedPasses:
         if self.segment(self.segments.start).elsewhere is not None:
             parts += [replace(part, pages=0, stored=False, pack=None, direct=True, ahead=FETCHED) for part in parts]
         return parts
+
+
+def _identity(segment: PassUses) -> Any:
+    """Returns what a segment follows from, if that is known; else its digest."""
+    return segment.planned.digest if segment.facts is None else segment.facts
 
 
 def _plan(
