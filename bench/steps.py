@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import handing, machine, records, tables
-from solar import DataLoader, H5Dataset, PlanSampler
+from solar import DataLoader, Field, H5Dataset, PlanSampler
 
 WORK = 0.3e-3  # seconds of the loop's own, for each batch
 SKIPPED = 32  # batches before the clock starts
@@ -72,15 +72,16 @@ def measured(path: Path, buffer: int, number: int) -> tuple[Took, float, float]:
     for _ in range(SKIPPED):
         next(batches)
         work(WORK)
-    source = batches._direct.source
-    source.assemble = timed(source.assemble, "the tensors by the names of their fields", took)
+    direct, source = batches._direct, batches._direct.source
+    direct._assemble = timed(direct._assemble, "the tensors by the names of their fields", took)
     if buffer:
         calls = {"at_hand": "the batch from native code, as arrays", "let_go": "its count"}
         source._run = Timed(source._run, calls, took)
     else:
-        source.indices = Timed(source.indices, {"next": "the next indices of the sampler"}, took)
+        begun = source._begun
+        begun.indices = Timed(begun.indices, {"next": "the next indices of the sampler"}, took)
         calls = {"begin": "the order to read a batch", "take": "the batch from native code"}
-        source._ahead = Timed(source._ahead, calls, took)
+        begun.native = Timed(begun.native, calls, took)
     others, own = time.process_time(), time.thread_time()
     for _ in range(number):
         begin = time.perf_counter()
@@ -103,6 +104,37 @@ def rows(path: Path, buffer: int, number: int) -> Iterator[tuple[str, str, str]]
     yield said, "meanwhile, in threads: reading, copying", f"{1e6 * beside:.0f}"
 
 
+def same(sample: Any) -> Any:
+    return sample
+
+
+FORMS: dict[str, Callable[[Path], H5Dataset]] = {
+    "as they are read": lambda path: H5Dataset(path, "x"),
+    "cast and normalised by a `Field`": lambda path: H5Dataset(path, Field("x", dtype="f8", mean=0.5)),
+    "cut by a `Field`": lambda path: H5Dataset(path, Field("x", select=(slice(1, None),))),
+    "each sample transformed, by a function that does nothing": lambda path: H5Dataset(path, "x", transform=same),
+}
+
+
+def of_form(path: Path, form: str, number: int) -> tuple[str, ...]:
+    """What a batch of such samples takes, without a buffer: by the clock, and of the processor, here and in threads."""
+    data = FORMS[form](path)
+    loader: Any = DataLoader(data, handing.BATCH, sampler=PlanSampler(data, 1, 0, seed=1), buffer=0)
+    batches, took, own = iter(loader), list[float](), list[float]()
+    for _ in range(SKIPPED):
+        next(batches)
+    others, here = time.process_time(), time.thread_time()
+    for _ in range(number):
+        begin, busy = time.perf_counter(), time.thread_time()
+        next(batches)
+        own.append(time.thread_time() - busy)
+        took.append(time.perf_counter() - begin)
+        work(WORK)
+    beside = (time.process_time() - others - (time.thread_time() - here)) / number
+    loader.close()
+    return form, *(f"{1e6 * seconds:.0f}" for seconds in (statistics.median(took), statistics.median(own), beside))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
@@ -117,7 +149,9 @@ def main() -> None:
         machine.fill_cache(Path(name))
         nbytes = samples * handing.SHAPE[0] * handing.SHAPE[1] * 4
         found = [row for buffer in (0, nbytes // 4) for row in rows(path, buffer, number)]
+        others = [of_form(path, form, min(number, 1000)) for form in FORMS]
     print(tables.table("buffer|step|µs:", found))
+    print(tables.table("samples|`next()` in µs:|processor time in the loop:|in threads:", others))
 
 
 if __name__ == "__main__":

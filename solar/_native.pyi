@@ -303,6 +303,9 @@ def study_order(samples: int, study: int, seed: int, epoch: int, length: int) ->
 def mixed(shares: I64, length: int, seed: int) -> I32:
     """Which source comes at each position, so that each always has had its share, within one."""
 
+def seeds(words: U32, numbers: I64) -> U64:
+    """What numpy's SeedSequence([*words, number]).generate_state(2, uint64) is for each number, one after another."""
+
 PlanCounts = tuple[int, int, int, int, int, int, int]  # in the order of solar.planning.sweep.Counts
 
 class Units:
@@ -458,6 +461,29 @@ class Device:
     def __init__(self, library: str, number: int) -> None: ...
     @property
     def pinned(self) -> int: ...
+
+class Conversion:
+    """What is done with the samples of every batch (native/include/solar/convert.hpp)."""
+
+def conversion(
+    batch: NDArray[Any],
+    source: NDArray[Any],
+    out: NDArray[Any],
+    mean: NDArray[Any] | None,
+    std: NDArray[Any] | None,
+    packing: tuple[bool, bool, tuple[float, ...], float | None, float | None, float | None] | None,
+) -> Conversion:
+    """What `convert` does, for batches of any size: `batch` has one sample, and `source` and `out` are its views."""
+
+class Converter:
+    """Has the fields of batches converted by the reader's threads, some batches ahead of who takes them."""
+
+    def __init__(self, reader: Reader, batches: Run | ReadAhead, conversions: Sequence[Conversion | None]) -> None: ...
+    def begin(self) -> None: ...
+    def take(self, seconds: float) -> tuple[list[NDArray[np.uint8]], tuple[int, ...]] | None: ...
+    def waited_ns(self) -> int: ...
+    def stop(self) -> list[tuple[list[NDArray[np.uint8]], tuple[int, ...]]]: ...
+    def failed(self) -> None: ...
 
 class Lander:
     """Copies batches to a device, each as soon as it is made."""

@@ -30,7 +30,7 @@ from solar.samples.dataset import H5Dataset
 from solar.samples.field_checks import BFLOAT16
 from solar.samples.pending import NBYTES_AHEAD, TENSOR_KINDS, PendingBatch, leaves, samples_of
 from solar.samples.source import SampleSource, sample_source
-from solar.samples.transform import transformed_by_key
+from solar.samples.transform import takes_rng, transformed_by_key
 from solar.values import World
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _direct_batches(
             parts, counts = came
             busy = asked - handed_out if handed_out else 0.0
             handed_out = time.perf_counter()
-            stats.noted.append((busy, handed_out - asked, 0.0, found.samples, found.nbytes, found.names, counts))
+            stats.noted.append((busy, handed_out - asked, 0.0, 0.0, found.samples, found.nbytes, found.names, counts))
             position.advance()
             if found.ended:
                 stats.whole()
@@ -305,9 +305,9 @@ def _make(dataset: H5Dataset, position: EpochPosition, called: Any, future: Batc
             return pending.converted(arrived, as_arrays)
         began = time.perf_counter()
         seed = operator.index(position.order.sampler.seed)
-        keys = [(seed, position.epoch, position.repeat, name) for name in called.tolist()]
+        keys = (seed, position.epoch, position.repeat), called
         samples = samples_of(pending.converted(arrived, field_array))
-        samples = transformed_by_key(transform, samples, keys, dataset.thread_safe)
+        samples = transformed_by_key(transform, samples, keys, dataset.thread_safe, takes_rng(transform))
         transformed_at = time.perf_counter()
         batch = stacked(samples)
         future.transform_seconds = transformed_at - began

@@ -70,6 +70,9 @@ class Eager:
         self.pinned_by_any.append(self.slots[-1])
         return self.slots[-1]
 
+    def address(self) -> str | None:
+        return None
+
     def is_pinned(self, tensor: Tensor) -> bool:
         return self.has_pinned(tensor.data_ptr())
 

@@ -246,3 +246,15 @@ def test_a_loop_in_another_thread_may_end_the_loader(path: str, null_device: lis
             assert "closed" in str(error)
         ender.join(10)
         assert not ender.is_alive()
+
+
+def test_threads_read_near_the_device_once_for_a_loader(
+    path: str, null_device: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr("solar.device.options.read_near", asked.append)
+    monkeypatch.setattr("null_device.NullStreams.address", lambda self: "0000:3b:00.0")
+    _, there = loaders(H5Dataset(path, "x"), 3)
+    for _epoch in range(2):
+        list(there)
+    assert asked == ["0000:3b:00.0"]

@@ -226,16 +226,17 @@ def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
         assert list(DataLoader(dataset, 15, device_transform=type)) == [type(one) for one in DataLoader(dataset, 15)]
 
 
-def waiting(long_way: dict[str, Any]) -> tuple[type, str]:
-    """What waits for the bytes of a batch, by either way."""
-    return (Ticket, "ended") if long_way else (_native.ReadAhead, "take")
+def waiting(queued: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[type, str]:
+    """What waits for the bytes of a batch, directly or in the queue, which makes them from now on."""
+    if queued:
+        monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+    return (Ticket, "ended") if queued else (_native.ReadAhead, "take")
 
 
-@pytest.mark.parametrize("long_way", [{}, {"on_error": "skip"}], ids=str)
-def test_an_interrupted_wait_loses_no_batch(
-    path: str, long_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = DataLoader(H5Dataset(path, "x"), 4, **long_way)
+@pytest.mark.parametrize("queued", [False, True])
+def test_an_interrupted_wait_loses_no_batch(path: str, queued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, name = waiting(queued, monkeypatch)
+    loader = DataLoader(H5Dataset(path, "x"), 4)
     expected, iterator = batches(loader), iter(loader)
     next(iterator)
     interrupted = iter([True])
@@ -245,7 +246,6 @@ def test_an_interrupted_wait_loses_no_batch(
             raise KeyboardInterrupt
         return ended(self, seconds)
 
-    kind, name = waiting(long_way)
     ended = getattr(kind, name)
     monkeypatch.setattr(kind, name, wait)
     with pytest.raises(KeyboardInterrupt):
@@ -336,11 +336,12 @@ def test_a_failed_batch_is_not_kept_alive_by_its_error(path: str) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("long_way", [{}, {"on_error": "skip"}], ids=str)
+@pytest.mark.parametrize("queued", [False, True])
 def test_closing_in_another_thread_ends_the_waiting_with_words(
-    path: str, long_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    path: str, queued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = DataLoader(H5Dataset(path, "x"), 4, **long_way)
+    kind, name = waiting(queued, monkeypatch)
+    loader = DataLoader(H5Dataset(path, "x"), 4)
     iterator = iter(loader)
     next(iterator)
 
@@ -350,7 +351,6 @@ def test_closing_in_another_thread_ends_the_waiting_with_words(
         thread.join()
         return ended(self, seconds)
 
-    kind, name = waiting(long_way)
     ended = getattr(kind, name)
     monkeypatch.setattr(kind, name, closing)
     with pytest.raises(RuntimeError, match="closed with its loader"):

@@ -74,6 +74,7 @@ APART = {
     "loader.stats": "loader.report",
     "loader.uneven": "loader.batches",
     "loader.batch_sources": "loader.batches",
+    "loader.lent": "loader.batches",
     "samplers.mixed_blocks": "samplers.orders",
     "samples.boxes": "values",
     "samples.row_blocks": "samples.blocks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -15,7 +16,7 @@ import pytest
 import torch
 from kit import broken_file, check_all_but_the_broken
 
-from solar import DataLoader, H5Dataset, PlanSampler
+from solar import DataLoader, Field, H5Dataset, PlanSampler
 from solar.loader.iterator import EpochIterator
 
 SAMPLES, BATCH = 1000, 8  # the last batch is a whole one
@@ -49,8 +50,8 @@ def goes_straight(iterator: Any) -> bool:
     return iterator._direct is not None
 
 
-def calls(batches: Iterator[Any]) -> int:
-    """Functions of Python called for the next batch."""
+def calls(batches: Iterator[Any], found: list[Any] | None = None) -> int:
+    """Functions of Python called for the next batch, which `found` gets."""
     counted = 0
 
     def count(frame: object, event: str, what: object) -> None:
@@ -59,9 +60,11 @@ def calls(batches: Iterator[Any]) -> int:
 
     sys.setprofile(count)
     try:
-        next(batches)
+        batch = next(batches)
     finally:
         sys.setprofile(None)
+    if found is not None:
+        found.append(batch)
     return counted
 
 
@@ -81,10 +84,14 @@ def test_a_batch_takes_few_calls_of_the_loops_thread(path: Path, buffer: int, fi
 @pytest.mark.parametrize("buffer", [0, BUFFER])
 @pytest.mark.parametrize("fields", ["x", {"x": "x", "y": "y"}, ("x", "y")], ids=str)
 @pytest.mark.parametrize("batch", [BATCH, 7])
-def test_both_ways_give_the_same_batches_and_counts(path: Path, buffer: int, fields: Any, batch: int) -> None:
+def test_both_ways_give_the_same_batches_and_counts(
+    path: Path, buffer: int, fields: Any, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[Any] = []
-    for long_way in ({}, {"on_error": "skip"}):
-        with loader_of(path, fields, batch, buffer=buffer, epochs=2, **long_way) as loader:
+    for long_way in (False, True):
+        if long_way:
+            monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+        with loader_of(path, fields, batch, buffer=buffer, epochs=2) as loader:
             epochs = []
             for epoch in range(2):
                 loader.set_epoch(epoch)
@@ -135,3 +142,160 @@ def test_a_pass_that_is_left_gives_its_memory_back(path: Path) -> None:
         assert loader.stats()["resident_bytes"] == 0
         with pytest.raises(RuntimeError, match="closed with its loader"):
             next(batches)
+
+
+# --- with Python of the user's, and with Fields ----
+
+
+def same(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("buffer", [0, BUFFER])
+def test_a_transform_takes_little_but_its_own_calls(path: Path, buffer: int) -> None:
+    data = H5Dataset(path, "x", transform=same)
+    batches = iter(DataLoader(data, 64, sampler=PlanSampler(data, 1, 0, seed=3), buffer=buffer))
+    list(islice(batches, 4))
+    found = []
+    for _ in range(6):
+        time.sleep(2e-3)
+        found.append(calls(batches))
+    assert goes_straight(batches)
+    assert min(found) <= 64 + 20, found
+
+
+@pytest.mark.parametrize("buffer", [0, BUFFER])
+@pytest.mark.parametrize("field", [Field("x", dtype="f8", mean=0.5), Field("x", select=(slice(3, 20),), axes=(1, 0))])
+def test_fields_are_converted_by_native_threads(path: Path, buffer: int, field: Field) -> None:
+    with h5py.File(path) as file:
+        x, y = file["x"][()], file["y"][()]
+    loader = loader_of(path, {"x": field, "y": "y"}, 7, buffer=buffer, epochs=2)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        batches, few = iter(loader), list[int]()
+        found = list(islice(batches, 8))
+        for _ in range(32):
+            time.sleep(5e-4)
+            few.append(calls(batches, found))
+        assert goes_straight(batches)
+        assert min(few) <= 18, few
+        found += batches
+        at = torch.cat([one["y"] for one in found]).numpy()
+        assert sorted(at) == list(range(SAMPLES))
+        wanted = field.convert(x[at])
+        np.testing.assert_array_equal(torch.cat([one["x"] for one in found]).numpy(), wanted)
+        np.testing.assert_array_equal(y[at], at)
+    loader.close()
+    stats = loader.stats()
+    assert stats["samples"] == 2 * SAMPLES
+    assert stats["resident_bytes"] == 0
+
+
+def test_waiting_for_a_conversion_is_no_waiting_for_the_storage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from solar.loader import lent
+
+    taken = lent.ConvertedQueue.take
+
+    def late(self: Any, seconds: float) -> Any:
+        found = taken(self, seconds)
+        if found is None:
+            return None
+        time.sleep(0.01)
+        return found[0], (*found[1][:-1], 10**10)
+
+    monkeypatch.setattr(lent.ConvertedQueue, "take", late)
+    loader = loader_of(path, Field("x", dtype="f8"), 100)
+    list(islice(loader, 5))
+    waits = loader.stats()["wait_seconds"]
+    assert waits["transform"] >= 0.02 > waits["storage"] + waits["decode"]
+    loader.close()
+
+
+class FailsOnce:
+    """A transform that raises at one sample, the first time."""
+
+    def __init__(self, error: BaseException, at: int) -> None:
+        self.error, self.at, self.seen = error, at, list[int]()
+
+    def __call__(self, sample: Any) -> Any:
+        self.seen.append(int(sample["y"]))
+        if int(sample["y"]) == self.at and self.seen.count(self.at) == 1:
+            raise self.error
+        return sample
+
+
+@pytest.mark.parametrize("buffer", [0, BUFFER])
+def test_the_error_of_a_transform_comes_in_its_turn_and_nothing_is_transformed_twice(path: Path, buffer: int) -> None:
+    transform = FailsOnce(ValueError("odd"), 27)
+    batches = iter(DataLoader(H5Dataset(path, {"x": "x", "y": "y"}, transform=transform), BATCH, buffer=buffer))
+    found = []
+    with pytest.raises(ValueError, match="odd") as raised:
+        for batch in batches:
+            found += batch["y"].tolist()
+    assert found == list(range(24))
+    assert "sample 27" in raised.value.__notes__[0]
+    assert [int(one) for batch in batches for one in batch["y"]] == list(range(32, SAMPLES))
+    assert transform.seen == [*range(28), *range(32, SAMPLES)]
+
+
+@pytest.mark.parametrize("buffer", [0, BUFFER])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_ctrl_c_in_a_transform_loses_no_batch(
+    path: Path, buffer: int, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = FailsOnce(KeyboardInterrupt(), 27)
+    loader = DataLoader(H5Dataset(path, {"x": "x", "y": "y"}, transform=transform), BATCH, buffer=buffer)
+    batches, found = iter(loader), list[int]()
+    with pytest.raises(KeyboardInterrupt):
+        for batch in batches:
+            found += batch["y"].tolist()
+    assert found == list(range(24))
+    assert goes_straight(batches)
+    if leaves:  # as while torch's profiler runs, which has ranges of the queue
+        monkeypatch.setattr("solar.loader.direct.profiling", lambda: True)
+    rest = [int(one) for batch in batches for one in batch["y"]]
+    assert rest == list(range(24, SAMPLES))
+    loader.close()
+    assert loader.stats()["samples"] == SAMPLES
+    assert loader.stats()["resident_bytes"] == 0
+
+
+def test_a_transform_during_which_its_loader_is_closed_ends_in_words(path: Path) -> None:
+    def closing(sample: Any) -> Any:
+        if int(sample["y"]) == 12:
+            thread = threading.Thread(target=loader.close)
+            thread.start()
+            thread.join()
+        return sample
+
+    loader = DataLoader(H5Dataset(path, {"x": "x", "y": "y"}, transform=closing), BATCH)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(RuntimeError, match="closed with its loader"):
+        next(batches)
+    assert loader.stats()["resident_bytes"] == 0
+
+
+def test_broken_samples_are_left_out_from_the_direct_way_on(tmp_path: Path) -> None:
+    loader = DataLoader(H5Dataset(broken_file(tmp_path), "x"), 4, on_error="skip")
+    batches = iter(loader)
+    next(batches)
+    assert goes_straight(batches)
+    rest = list(batches)
+    assert not goes_straight(batches)
+    assert rest and loader.stats()["skipped"] > 0
+
+
+def test_none_is_a_batch_if_a_collate_fn_makes_it(path: Path) -> None:
+    def nothing(samples: Any) -> None:
+        return None
+
+    loader = DataLoader(H5Dataset(path, "x"), BATCH, collate_fn=nothing)
+    assert list(loader) == [None] * (SAMPLES // BATCH)
+
+
+def test_device_transform_and_progress_follow_the_direct_way(path: Path) -> None:
+    loader = DataLoader(H5Dataset(path, "y"), BATCH, device_transform=lambda batch: batch + 1)
+    batches = iter(loader)
+    assert next(batches).tolist() == list(range(1, BATCH + 1))
+    assert goes_straight(batches)

@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "solar/batches.hpp"
+#include "solar/convert.hpp"
 #include "solar/memory.hpp"
 #include "solar/reader.hpp"
 #include "solar/serve.hpp"
@@ -36,6 +37,10 @@ struct BoundBoxes {
   }
   std::shared_ptr<const Source> source;
   std::shared_ptr<const Boxes> native;
+};
+
+struct BoundConversion {
+  std::shared_ptr<const Conversion> native;
 };
 
 struct BoundPool {

@@ -1,4 +1,4 @@
-// convert: what Field does with a batch.
+// convert: what Field does with a batch. Conversion: what it does with all of them.
 
 #include "solar/convert.hpp"
 
@@ -6,9 +6,16 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bound.hpp"
+#include "solar/converter.hpp"
 
 namespace nb = nanobind;
 
@@ -31,6 +38,7 @@ class Borrowed {
   std::size_t axes() const { return static_cast<std::size_t>(buffer_.ndim); }
   std::size_t size(std::size_t axis) const { return static_cast<std::size_t>(buffer_.shape[axis]); }
   std::ptrdiff_t stride(std::size_t axis) const { return buffer_.strides[axis]; }
+  std::size_t nbytes() const { return static_cast<std::size_t>(buffer_.len); }
   std::byte* bytes() const { return static_cast<std::byte*>(buffer_.buf); }
   bool aligned() const { return reinterpret_cast<std::uintptr_t>(buffer_.buf) % itemsize() == 0; }
 
@@ -111,37 +119,141 @@ void check_shapes(const Borrowed& source, const Borrowed& out) {
   if (!same) throw nb::value_error("source and out must have the same shape");
 }
 
-void convert(nb::handle source_array, nb::handle out_array, nb::handle mean_array, nb::handle std_array,
-             const std::optional<nb::tuple>& packed) {
-  const Borrowed source(source_array, 0), out(out_array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
-  check_shapes(source, out);
-  const solar::Strided view = strided(source);
-  if (mean_array.is_none() && std_array.is_none() && !packed && source.format() == out.format()) {
-    if (source.itemsize() == 0) throw nb::value_error("items of no bytes");
-    nb::gil_scoped_release released;
-    return solar::rearrange(view, source.itemsize(), out.bytes());
+// What is to be done, and the arrays whose memory that is about.
+struct Wanted {
+  Wanted(nb::handle source_array, nb::handle out_array, nb::handle mean_array, nb::handle std_array,
+         const std::optional<nb::tuple>& packed)
+      : source(source_array, 0), out(out_array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS), view(strided(source)) {
+    check_shapes(source, out);
+    if (mean_array.is_none() && std_array.is_none() && !packed && source.format() == out.format()) {
+      if (source.itemsize() == 0) throw nb::value_error("items of no bytes");
+      rearranged = source.itemsize();
+      return;
+    }
+    const std::optional<Number> own = number_if_known(source),
+                                made = is_bfloat16(out) ? Number::bfloat16 : number_if_known(out);
+    const bool known = made == Number::float32 || made == Number::float64 || made == Number::bfloat16;
+    if (!own || !known || !out.aligned())
+      throw nb::type_error(("cannot convert items of format " + std::string(source.format()) + " to " +
+                            std::string(out.format()))
+                               .c_str());
+    from = *own, to = *made;
+    const std::string_view terms = to == Number::bfloat16 ? "f" : out.format();
+    if (!mean_array.is_none()) mean = term(mean_held.emplace(mean_array, PyBUF_C_CONTIGUOUS), source, terms, "mean");
+    if (!std_array.is_none()) deviation = term(std_held.emplace(std_array, PyBUF_C_CONTIGUOUS), source, terms, "std");
+    if (packed) packing = packing_of(*packed);
   }
-  const std::optional<Number> from = number_if_known(source),
-                              to = is_bfloat16(out) ? Number::bfloat16 : number_if_known(out);
-  const bool known = to == Number::float32 || to == Number::float64 || to == Number::bfloat16;
-  if (!from || !known || !out.aligned())
-    throw nb::type_error(("cannot convert items of format " + std::string(source.format()) + " to " +
-                          std::string(out.format()))
-                             .c_str());
+
+  const Borrowed source, out;
+  const solar::Strided view;
+  std::size_t rearranged = 0;
+  Number from = Number::uint8, to = Number::float32;
   std::optional<Borrowed> mean_held, std_held;
-  const std::string_view terms = to == Number::bfloat16 ? "f" : out.format();
   solar::Term mean, deviation;
-  if (!mean_array.is_none()) mean = term(mean_held.emplace(mean_array, PyBUF_C_CONTIGUOUS), source, terms, "mean");
-  if (!std_array.is_none()) deviation = term(std_held.emplace(std_array, PyBUF_C_CONTIGUOUS), source, terms, "std");
-  const std::optional<solar::Packing> packing = packed ? std::optional(packing_of(*packed)) : std::nullopt;
+  std::optional<solar::Packing> packing;
+};
+
+void convert(nb::handle source, nb::handle out, nb::handle mean, nb::handle std,
+             const std::optional<nb::tuple>& packed) {
+  const Wanted wanted(source, out, mean, std, packed);
   nb::gil_scoped_release released;
-  solar::convert(view, *from, out.bytes(), *to, mean, deviation, packing ? &*packing : nullptr);
+  if (wanted.rearranged != 0) return solar::rearrange(wanted.view, wanted.rearranged, wanted.out.bytes());
+  solar::convert(wanted.view, wanted.from, wanted.out.bytes(), wanted.to, wanted.mean, wanted.deviation,
+                 wanted.packing ? &*wanted.packing : nullptr);
 }
+
+// Of a batch of one sample, and the views of it and of what it becomes.
+solar::bind::BoundConversion conversion(nb::handle batch, nb::handle source, nb::handle out, nb::handle mean,
+                                        nb::handle std, const std::optional<nb::tuple>& packed) {
+  const Wanted wanted(source, out, mean, std, packed);
+  const Borrowed whole(batch, PyBUF_C_CONTIGUOUS);
+  if (wanted.source.axes() == 0 || wanted.source.size(0) != 1) throw nb::value_error("a batch of one sample");
+  auto made = std::make_shared<solar::Conversion>();
+  made->sample_nbytes = whole.nbytes(), made->made_nbytes = wanted.out.nbytes();
+  made->offset = wanted.source.bytes() - whole.bytes();
+  const auto behind = [](const auto& all) { return std::vector(all.begin() + 1, all.end()); };
+  made->sample = {nullptr, behind(wanted.view.shape), behind(wanted.view.strides)};
+  made->from = wanted.from, made->to = wanted.to, made->rearranged = wanted.rearranged, made->packing = wanted.packing;
+  const std::size_t of_mean = wanted.mean_held ? wanted.mean_held->nbytes() : 0;
+  made->terms.resize(of_mean + (wanted.std_held ? wanted.std_held->nbytes() : 0));
+  const auto own = [&](const solar::Term& term, const std::optional<Borrowed>& held, std::size_t at) {
+    if (!held) return solar::Term{};
+    std::byte* const values = made->terms.data() + at;
+    std::copy_n(held->bytes(), held->nbytes(), values);
+    return solar::Term{values, behind(term.strides)};
+  };
+  made->mean = own(wanted.mean, wanted.mean_held, 0);
+  made->deviation = own(wanted.deviation, wanted.std_held, of_mean);
+  return {std::move(made)};
+}
+
+class BoundConverter {
+ public:
+  BoundConverter(nb::object reader, nb::object from, const nb::sequence& conversions)
+      : reader_(std::move(reader)), from_(std::move(from)) {
+    solar::Converter::Conversions all;
+    for (const nb::handle one : conversions)
+      all.push_back(one.is_none() ? nullptr : nb::cast<solar::bind::BoundConversion&>(one).native);
+    native_ = std::make_unique<solar::Converter>(solar::bind::native_reader(reader_), solar::bind::batch_pool(),
+                                                 solar::bind::native_batches(from_), std::move(all));
+  }
+  ~BoundConverter() {
+    nb::gil_scoped_release released;
+    native_.reset();
+  }
+  BoundConverter(const BoundConverter&) = delete;
+  BoundConverter& operator=(const BoundConverter&) = delete;
+
+  void begin() { native_->begin(); }
+
+  nb::object take(double seconds) {
+    const std::chrono::nanoseconds limit = solar::bind::nanoseconds(seconds);
+    solar::Batches::Batch batch;
+    {
+      nb::gil_scoped_release released;
+      if (!native_->take(limit, batch)) return nb::none();
+    }
+    return solar::bind::tuple_of(std::move(batch));
+  }
+
+  std::uint64_t waited_ns() const { return native_->waited_ns(); }
+
+  // The batches that are left, as they came; the error of the next is raised by failed().
+  nb::list stop() {
+    std::vector<solar::Batches::Batch> left;
+    {
+      nb::gil_scoped_release released;
+      std::tie(left, error_) = native_->stop();
+    }
+    nb::list found;
+    for (auto& batch : left) found.append(solar::bind::tuple_of(std::move(batch)));
+    return found;
+  }
+
+  void failed() {
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  nb::object reader_, from_;  // go last
+  std::unique_ptr<solar::Converter> native_;
+  std::exception_ptr error_;
+};
 
 }  // namespace
 
 void bind_convert(nb::module_& module) {
   using namespace nb::literals;
+  nb::class_<solar::bind::BoundConversion>(module, "Conversion");
+  nb::class_<BoundConverter>(module, "Converter")
+      .def(nb::init<nb::object, nb::object, const nb::sequence&>(), "reader"_a, "batches"_a, "conversions"_a)
+      .def("begin", &BoundConverter::begin)
+      .def("take", &BoundConverter::take, "seconds"_a)
+      .def("waited_ns", &BoundConverter::waited_ns)
+      .def("stop", &BoundConverter::stop)
+      .def("failed", &BoundConverter::failed);
+  module.def("conversion", &conversion, "batch"_a, "source"_a, "out"_a, "mean"_a.none(), "std"_a.none(),
+             "packing"_a.none());
   module.def("convert", &convert, "source"_a, "out"_a, "mean"_a.none() = nb::none(), "std"_a.none() = nb::none(),
              "packing"_a.none() = nb::none());
 }

@@ -113,6 +113,14 @@ nb::object py_mixed(const Array<std::int64_t>& shares, std::int64_t length, std:
   return array(std::move(order));
 }
 
+nb::object py_seeds(const Array<std::uint32_t>& words, const Array<std::int64_t>& numbers) {
+  const auto all = view(numbers);
+  check(std::all_of(all.begin(), all.end(), [](std::int64_t number) { return number >= 0; }), "samples count from 0");
+  std::vector<std::uint64_t> out(2 * all.size());
+  solar::plan::seeds(view(words), all, out);
+  return array(std::move(out));
+}
+
 }  // namespace
 
 void bind_order(nb::module_& module) {
@@ -125,4 +133,5 @@ void bind_order(nb::module_& module) {
   module.def("study_order", py_study_order, nb::arg("samples"), nb::arg("study"), nb::arg("seed"), nb::arg("epoch"),
              nb::arg("length"));
   module.def("mixed", py_mixed, nb::arg("shares"), nb::arg("length"), nb::arg("seed"));
+  module.def("seeds", py_seeds, nb::arg("words"), nb::arg("numbers"));
 }

@@ -13,6 +13,7 @@ namespace {
 
 constexpr unsigned most_threads = 1024;
 constexpr unsigned most_depth = 4096;
+constexpr std::size_t slice_nbytes = 256 << 10;  // of samples that are converted, before or after: whichever are more
 
 }  // namespace
 
@@ -49,15 +50,17 @@ void Reader::Impl::check_process() const {
                               " and has no threads in this one, forked from it; make a new Reader here");
 }
 
+Job* Reader::Impl::unused_job() {
+  const std::lock_guard lock(mutex);
+  spare.reserve(jobs.size() + 1);  // for all of them: a job comes back without asking for memory
+  if (spare.empty()) spare.push_back(&jobs.emplace_back());
+  Job* const job = spare.back();
+  spare.pop_back();
+  return job;
+}
+
 Reader::Ticket Reader::Impl::submit(const Work& work) {
-  Job* job = nullptr;
-  {
-    const std::lock_guard lock(mutex);
-    spare.reserve(jobs.size() + 1);  // for all of them: a job comes back without asking for memory
-    if (spare.empty()) spare.push_back(&jobs.emplace_back());
-    job = spare.back();
-    spare.pop_back();
-  }
+  Job* const job = unused_job();
   try {
     job->batch.begin(work);
     if (work.after != nullptr) {
@@ -70,23 +73,40 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
     throw;
   }
   job->begin(job->batch.rows.empty() ? 0 : job->batch.rows.front().row, work.after != nullptr);
-  const bool nothing_to_do = work.after != nullptr && job->batch.pieces.empty();
+  return enqueue(*job, work.after != nullptr && job->batch.pieces.empty());
+}
+
+Reader::Ticket Reader::Impl::convert(std::shared_ptr<const Conversion> conversion, Bytes samples, MutableBytes out) {
+  const std::size_t before = conversion->sample_nbytes, after = conversion->made_nbytes;
+  const std::size_t count = before == 0 ? 0 : samples.size() / before;
+  if (samples.size() != count * before || out.size() != count * after) {
+    throw std::invalid_argument("memory of another size than that of the samples");
+  }
+  Job* const job = unused_job();
+  job->slices = {std::move(conversion), samples.data(), out.data(), count,
+                 std::max<std::size_t>(1, slice_nbytes / std::max(before, after))};
+  job->begin(0, true);
+  return enqueue(*job, count == 0);
+}
+
+// REQUIRES: nobody else knows the Job yet.
+Reader::Ticket Reader::Impl::enqueue(Job& job, bool nothing_to_do) {
   std::unique_lock lock(mutex);
   if (closing) {
-    spare.push_back(job);
+    spare.push_back(&job);
     throw Error(Kind::read, "the Reader is closed");
   }
-  const Ticket ticket = job->ticket = ++last_ticket;
-  tickets.emplace(ticket, job);
+  const Ticket ticket = job.ticket = ++last_ticket;
+  tickets.emplace(ticket, &job);
   if (nothing_to_do) {
     lock.unlock();
-    finished(*job);
+    finished(job);
     return ticket;
   }
   // What is in memory need not wait for what is not.
-  job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
-  urgent += job->batch.from_buffer();
-  const std::size_t units = job->state == Job::State::open ? job->batch.units() : 1;  // who plans it wakes others
+  job.reads_nothing() ? queue.push_front(&job) : queue.push_back(&job);
+  urgent += job.reads_nothing();
+  const std::size_t units = job.state == Job::State::open ? job.units() : 1;  // who plans it wakes others
   lock.unlock();  // first: who wakes would wait for it, and hold it when the caller asks for another ticket
   // A thread for each unit: to wake more than there is work for takes longer than the work.
   sleepers.wake(units);
@@ -165,9 +185,9 @@ void Reader::Impl::work(Worker& worker) {
 
 // The next unit of work, of the Job held if that has one. Null when there is none (and, with `block`, never will be).
 Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
-  if (held != nullptr && !closing && (urgent == 0 || held->batch.from_buffer())) {
+  if (held != nullptr && !closing && (urgent == 0 || held->reads_nothing())) {
     unit = held->next_unit.fetch_add(1, std::memory_order_relaxed);
-    if (unit < held->batch.units()) return held;
+    if (unit < held->units()) return held;
   }
   ReadPlan::Remains remains;  // let go outside the lock
   std::unique_lock lock(mutex);
@@ -189,7 +209,7 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
       plan(job, lock);
     } else {
       unit = job.next_unit.fetch_add(1, std::memory_order_relaxed);
-      if (unit < job.batch.units()) {
+      if (unit < job.units()) {
         ++job.users;
         return &job;
       }
@@ -230,6 +250,7 @@ ReadPlan::Remains Reader::Impl::leave(Job& job) {
 // The Job may be used again. Gives what is too large to be kept till then.
 ReadPlan::Remains Reader::Impl::forget(Job& job) {
   spare.push_back(&job);
+  job.slices = {};
   return job.batch.release_large();
 }
 
@@ -237,12 +258,12 @@ void Reader::Impl::finished(Job& job) {
   const std::lock_guard lock(mutex);
   if (!job.failed) {
     ReaderStats whole;
-    if (job.batch.delivers()) whole.rows = job.batch.asked;
+    if (!job.converts() && job.batch.delivers()) whole.rows = job.batch.asked;
     job.counts.add(whole);
     delivered.add(whole);
   }
   job.state = Job::State::finished;
-  over += job.batch.pieces.size();
+  over += job.pieces();
   dequeue(job);
   has_finished.notify_all();
 }
@@ -273,6 +294,11 @@ Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<co
 Reader::Ticket Reader::submit(const Work& work) {
   impl_->check_process();
   return impl_->submit(work);
+}
+
+Reader::Ticket Reader::convert(std::shared_ptr<const Conversion> conversion, Bytes samples, MutableBytes out) {
+  impl_->check_process();
+  return impl_->convert(std::move(conversion), samples, out);
 }
 
 bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {

@@ -54,9 +54,13 @@ TEST_CASE("a share of a file bypasses the page cache, the same each time") {
   source->bypass = 0.25;
   std::vector<std::int64_t> rows(320);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(2 * i);  // each is a request
-  forget(*source);
   const File file(source->files[0].path, true);
-  if (file.alignment() == 0 || file.cached(0, 65536)) return;  // a file system in memory
+  const auto held = [&](std::int64_t row) { return file.cached(static_cast<std::uint64_t>(row) * 65536, 65536); };
+  for (int tries = 0; tries < 100; ++tries) {  // another thread's core may keep a page for a moment
+    forget(*source);
+    if (std::none_of(rows.begin(), rows.end(), held)) break;
+  }
+  if (file.alignment() == 0 || std::any_of(rows.begin(), rows.end(), held)) return;  // a file system in memory
   Reader reader(2, 16, 0, Backend::automatic);
   read_rows(reader, source, rows);
   const ReaderStats first = reader.stats();

@@ -279,3 +279,33 @@ TEST_CASE("nothing is written where there are no items") {
   solar::convert(none, Number::uint8, &out, Number::float32, {}, {});
   CHECK(out == std::byte{7});
 }
+
+TEST_CASE("a conversion does to each sample of a batch what convert() does to one") {
+  const std::size_t count = 5, rows = 3, columns = 4;
+  std::vector<std::int16_t> samples(count * rows * columns);
+  std::iota(samples.begin(), samples.end(), std::int16_t{-20});
+  solar::Conversion turned;  // transposed, from the last row back, minus a mean for each column
+  turned.sample_nbytes = rows * columns * 2, turned.made_nbytes = rows * columns * 4;
+  turned.offset = (rows - 1) * columns * 2;
+  turned.sample = {nullptr, {columns, rows}, {2, -static_cast<std::ptrdiff_t>(columns) * 2}};
+  turned.from = Number::int16, turned.to = Number::float32;
+  const std::vector<float> mean{1, 2, 3, 4};
+  turned.terms.resize(mean.size() * sizeof(float));
+  std::memcpy(turned.terms.data(), mean.data(), turned.terms.size());
+  turned.mean = {turned.terms.data(), {1, 0}};
+  std::vector<float> made(samples.size());
+  turned(reinterpret_cast<const std::byte*>(samples.data()), count, reinterpret_cast<std::byte*>(made.data()));
+  for (std::size_t s = 0; s < count; ++s) {
+    for (std::size_t c = 0; c < columns; ++c) {
+      for (std::size_t r = 0; r < rows; ++r) {
+        const auto stored = static_cast<float>(samples[(s * rows + rows - 1 - r) * columns + c]);
+        REQUIRE(made[(s * columns + c) * rows + r] == stored - mean[c]);
+      }
+    }
+  }
+  turned.rearranged = 2, turned.made_nbytes = rows * columns * 2;
+  std::vector<std::int16_t> moved(samples.size());
+  turned(reinterpret_cast<const std::byte*>(samples.data()), count, reinterpret_cast<std::byte*>(moved.data()));
+  CHECK(moved[0] == samples[(rows - 1) * columns]);
+  CHECK(moved.back() == samples[(count - 1) * rows * columns + columns - 1]);
+}

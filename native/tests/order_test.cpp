@@ -76,3 +76,16 @@ TEST_CASE("a mixture is within one of its shares at every position") {
     }
   }
 }
+
+TEST_CASE("seeds are those of numpy's SeedSequence") {
+  const std::vector<std::uint32_t> words{3, 1, 0}, more{1, 2, 3, 4, 5};
+  std::vector<std::uint64_t> out(2);
+  solar::plan::seeds(words, std::vector<std::int64_t>{77}, out);
+  CHECK(out == std::vector<std::uint64_t>{0xABE8D5A01E554FAE, 0x5DBC97F019B1701D});
+  solar::plan::seeds(more, std::vector<std::int64_t>{6}, out);  // more words than its pool has
+  CHECK(out == std::vector<std::uint64_t>{0xEBCD001D1D1BCA21, 0xCFEA83A4B202608B});
+  out.resize(4);
+  solar::plan::seeds(std::vector<std::uint32_t>{5}, std::vector<std::int64_t>{(std::int64_t{1} << 40) + 7, 0}, out);
+  CHECK(out[0] == 0x96680B70AC788AD0);
+  CHECK(out[1] == 0xAA8432E524C9FCA6);
+}

@@ -354,6 +354,14 @@ class BufferedPass:
         found: Array = samples[starts[number - self._lease.base] : starts[number - self._lease.base + 1]]
         return found
 
+    def numbers(self, number: int) -> Array:
+        """Returns the numbers of these samples, which are the same in every subset."""
+        assert self._segment is not None and self._lease is not None, "of these the run was given"
+        uses, number = self._segment.batches, number - self._lease.base
+        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+        names = uses.rows[here].astype(np.int64)
+        return names if uses.which is None else self._source.names(uses.which[here], names)
+
     def taken(self, batches: int) -> None:
         """Continues after this many batches, which somebody else took from the run."""
         assert self._drawn.cut is not None, "of these the run was given"

@@ -20,6 +20,7 @@ from solar.device.resident import Parts, ResidentSource, parted, stays
 from solar.device.ring import PinnedPool, Streams, device_of, named_device, streams_of
 from solar.errors import PlanError
 from solar.io.reading.encoded import Encoded, encoded_views
+from solar.io.reading.near import read_near
 from solar.io.system import memory as machine
 from solar.loader.batch import BatchMaker
 from solar.loader.stats import Stats
@@ -120,7 +121,7 @@ class DeviceOptions:
             tier, parts = self._tier_of(datasets, form.device, stats)
         landing = DeviceCopier(form, streams, self._adopted, stats, finishes, ahead or BATCHES_AHEAD, tier)
         if tier is None or parts is None:
-            return landing, SampleSource(datasets, source.locate)
+            return landing, SampleSource(datasets, source.locate, plain=source.plain)
         return landing, ResidentSource(datasets, source.locate, parts, tier)
 
     def _check_staying(self, making: BatchMaker, source: SampleSource) -> None:
@@ -161,6 +162,8 @@ class DeviceOptions:
             streams = streams_of(device)
             self._streams, self._views = (device, streams), {}
             self._adopted = None if streams is None else PinnedPool(streams)
+            if streams is not None and (address := streams.address()) is not None:
+                read_near(address)
         return self._streams[1]
 
     def _view_fields(

@@ -64,6 +64,9 @@ class Streams(Protocol):
     def native(self) -> _native.Device | None:
         """Returns what copies without Python; None if nothing does."""
 
+    def address(self) -> str | None:
+        """Returns the device's address on the PCI bus, if it is known."""
+
     def current(self) -> int:
         """Returns the consumer's stream."""
 
@@ -110,6 +113,11 @@ class CudaStreams:
         except SolarError as error:
             log.info(slower, error)
             return None
+
+    def address(self) -> str | None:
+        facts = torch.cuda.get_device_properties(self._device)
+        parts: list[int] = [getattr(facts, f"pci_{name}_id", -1) for name in ("domain", "bus", "device")]
+        return None if min(parts) < 0 else "{:04x}:{:02x}:{:02x}.0".format(*parts)
 
     def current(self) -> int:
         return int(torch.cuda.current_stream(self._device).cuda_stream)

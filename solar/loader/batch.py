@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from solar.io.system.waiting import GLANCE, WaitTimeout
 from solar.loader.batch_queue import UNWANTED, BatchFuture, ended_first
 from solar.loader.collate import Collation, collated
 from solar.samples.pending import PendingBatch, samples_of
-from solar.samples.transform import Key, Transform, transformed_by_key
+from solar.samples.transform import SampleKeys, Transform, takes_rng, transformed_by_key
 
 if TYPE_CHECKING:
     from solar.io.channels.worker_processes import Processes, Task
@@ -52,15 +52,17 @@ class BatchMaker:
         self.collation = Collation(self.auto_collation) if whole else None
         self.in_python = not whole  # it calls the user's Python
         self.in_processes = self.in_python and not self.thread_safe  # if there are any
+        self.takes_rng = takes_rng(self.transform)
 
-    def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
+    def transformed(self, arrays: Any, keys: SampleKeys | None) -> Any:
         """Returns the transformed samples; the arrays themselves if they can be collated whole."""
         if self.collation is not None:
             return arrays
         samples = samples_of(arrays)
         if self.transform is None:
             return samples
-        return transformed_by_key(self.transform, samples, list(keys), self.thread_safe)
+        assert keys is not None, "of each batch that is transformed"
+        return transformed_by_key(self.transform, samples, keys, self.thread_safe, self.takes_rng)
 
     def collated(self, samples: Any) -> Any:
         if self.collation is not None:
@@ -70,12 +72,12 @@ class BatchMaker:
         return collated(samples) if self.collates_itself else self.collate_fn(samples)
 
 
-def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> BatchFuture:
+def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: SampleKeys | None) -> BatchFuture:
     """Returns a batch that is made in the consumer's thread when the loop takes it."""
     return BatchFuture(pending, samples, partial(_make_here, making, keys))
 
 
-def _make_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, seconds: float | None) -> Any:
+def _make_here(making: BatchMaker, keys: SampleKeys | None, future: BatchFuture, seconds: float | None) -> Any:
     if not profiling():
         return make_batch(making, keys, future, future.pending.arrived(seconds))
     with span("solar: wait for bytes"):
@@ -84,7 +86,7 @@ def _make_here(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, sec
         return make_batch(making, keys, future, arrived)
 
 
-def make_batch(making: BatchMaker, keys: Sequence[Key], future: BatchFuture, arrived: list[Any]) -> Any:
+def make_batch(making: BatchMaker, keys: SampleKeys | None, future: BatchFuture, arrived: list[Any]) -> Any:
     begin = time.perf_counter()
     samples = future.pending.converted(arrived)
     if making.in_python:
@@ -107,7 +109,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads, "solar-making")
         ended_first(self)
 
-    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> BatchFuture:
+    def start(
+        self, pending: PendingBatch, samples: int, keys: SampleKeys | None, of_batch: tuple[int, ...]
+    ) -> BatchFuture:
         """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
         future = BatchFuture(pending, samples, _wait_for_values)
         future.ahead(self._pool, partial(self._transform_batch, keys, of_batch), self._stopped, partial(span, WAITING))
@@ -116,7 +120,7 @@ class Threads:
         return future.then(partial(collate_batch, self._making)) if left else future
 
     def _transform_batch(
-        self, keys: Sequence[Key], of_batch: tuple[int, ...], future: BatchFuture, arrived: list[Any]
+        self, keys: SampleKeys | None, of_batch: tuple[int, ...], future: BatchFuture, arrived: list[Any]
     ) -> Any:
         future.missing = "its transform is not done"
         begin = time.perf_counter()
@@ -124,7 +128,7 @@ class Threads:
         future.transform_seconds = time.perf_counter() - begin
         return data
 
-    def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
+    def _act(self, arrays: Any, keys: SampleKeys | None, of_batch: tuple[int, ...]) -> Any:
         if self._processes is not None:
             return answer_batch(self._processes.submit((arrays, keys, of_batch)), self._stopped)
         samples = self._making.transformed(arrays, keys)

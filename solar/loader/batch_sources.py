@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -45,19 +45,21 @@ class BatchFeed(Protocol):
 
 
 def assembly(
-    source: SampleSource, as_they_are: Callable[[np.dtype[Any], int], bool], in_tuple: type[list[Any] | tuple[Any, ...]]
+    source: SampleSource,
+    as_they_are: Callable[[np.dtype[Any], int], bool],
+    in_tuple: type[list[Any] | tuple[Any, ...]],
+    converted: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]] | None = None,
 ) -> Assemble | None:
     """Returns what makes a batch of its fields; None if that takes more than giving them names.
 
-    `as_they_are` tells whether the user gets values of this dtype and number of axes without a copy.
+    `as_they_are` tells whether the user gets values of this dtype and number of axes without a copy. `converted` are
+    the shape and dtype of the samples of some fields, by their places; the others are as they are read.
     """
-    opened, structure = source.first.opened(), source.first.layouts
-    rows = [one.rows for one in opened]
-    if source.first.constants is not None or len(leaves(structure)) > len(rows):
-        return None  # which are put beside what is read; columns of a table share its rows
-    if source.first.draws or any(one.extents is not None for one in rows):
-        return None  # places are of an epoch; and fields that are read together are cut apart
-    if not all(as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
+    structure = source.first.layouts
+    if not reads_each_field(source):
+        return None
+    kinds = {at: (one.rows.sample_shape, one.rows.dtype) for at, one in enumerate(source.first.opened())}
+    if not all(as_they_are(dtype, 1 + len(shape)) for shape, dtype in (kinds | dict(converted or {})).values()):
         return None
     if isinstance(structure, dict):
         names = tuple(structure)
@@ -65,6 +67,15 @@ def assembly(
     if isinstance(structure, tuple):
         return None if _nested(structure) else in_tuple
     return itemgetter(0)
+
+
+def reads_each_field(source: SampleSource) -> bool:
+    """Returns whether what is read for each field is all that there is to it."""
+    first, rows = source.first, [one.rows for one in source.first.opened()]
+    if first.constants is not None or len(leaves(first.layouts)) > len(rows):
+        return False  # which are put beside what is read; columns of a table share its rows
+    # Places are of an epoch; and fields that are read together are cut apart.
+    return not first.draws and not any(one.extents is not None for one in rows)
 
 
 def _nested(parts: Any) -> bool:
@@ -143,6 +154,10 @@ class RunBatches:
         """Returns the samples of the batch taken last."""
         return self._buffered_pass.called(self._first + self.begun - 1) if self.begun else ()
 
+    def numbers(self) -> Any:
+        """Returns their numbers, which are the same in every subset."""
+        return self._buffered_pass.numbers(self._first + self.begun - 1)
+
     def leave(self) -> list[Left]:
         self._buffered_pass.taken(self.begun)
         return []  # the queue asks the run for them
@@ -219,7 +234,7 @@ class ReaderBatches:
         self._failed: Exception | None = None
         self._using = threading.RLock()  # by the loop, or by another thread that closes the loader
         self._left = False
-        self._last: Any = ()
+        self._last: tuple[Any, Any] = ((), ())  # the batch taken last: its samples, and their rows
 
     @property
     def ahead(self) -> int:
@@ -258,14 +273,18 @@ class ReaderBatches:
             samples = len(reading[0][0])
             found = list(map(Rows.from_bytes, self.rows, came[0], repeat(samples))), came[1]
             self._came.popleft()
-            self._last, _ = reading.popleft()
+            self._last = reading.popleft()
             self.samples, self.nbytes = samples, samples * self._row_nbytes
             self.drained, self.ended = begun.drained, begun.exhausted and not reading
             return found
 
     def called(self) -> Any:
         """Returns the samples of the batch taken last."""
-        return self._last
+        return self._last[0]
+
+    def numbers(self) -> Any:
+        """Returns their numbers, which are the same in every subset."""
+        return self._last[1]
 
     def tickets(self) -> list[int]:
         """Returns the tickets of the oldest batch that is being read."""
@@ -292,12 +311,12 @@ class ReaderBatches:
     def _pending(self, fields: list[Any], tickets: list[int], counts: tuple[int, ...]) -> Left:
         """Returns the next batch for the iterator: its memory, with tickets where it is still being read."""
         samples, rows_of_batch = self._begun.reading.popleft()
-        parts = list[PendingField]()
-        for rows, memory, ticket in zip(self.rows, fields, tickets, strict=True):
+        parts, first = list[PendingField](), self._begun.source.first
+        for rows, memory, ticket, field in zip(self.rows, fields, tickets, leaves(first.fields), strict=True):
             values = rows.from_bytes(memory, len(samples))
             work = Ticket.begun(ticket, memory, (0,) * len(counts) if parts else counts)
-            parts.append(PendingField([Pending(values, work, values.nbytes)], None, rows_of_batch))
-        return PendingBatch(self._begun.source.first.layouts, parts), samples
+            parts.append(PendingField([Pending(values, work, values.nbytes)], field, rows_of_batch))
+        return PendingBatch(first.layouts, parts), samples
 
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.ReadAhead | None:
         return self._begun.native
@@ -308,8 +327,8 @@ class ReaderBatches:
 
     def handed(self) -> None:
         begun = self._begun
-        self._last, _ = begun.reading.popleft()
-        self.samples = len(self._last)
+        self._last = begun.reading.popleft()
+        self.samples = len(self._last[0])
         self.nbytes = self.samples * self._row_nbytes
         self.drained, self.ended = begun.drained, begun.exhausted and not begun.reading
 

@@ -28,7 +28,7 @@ from solar.loader.batch_queue import (
     begin_epoch,
     failed_batch,
 )
-from solar.loader.batch_sources import ReaderBatches, assembly, direct_source
+from solar.loader.batch_sources import BatchFeed, ReaderBatches, assembly, direct_source
 from solar.loader.direct import DirectBatches
 from solar.loader.workers import BatchStarter
 from solar.samplers.epoch_position import EpochPosition, Indices
@@ -37,6 +37,8 @@ from solar.samples.source import SampleSource
 
 if TYPE_CHECKING:
     from solar.loader.skipping import SkippingSource
+
+LEFT = object()  # in place of a batch: the queue goes on
 
 
 class Draws(_BaseDataLoaderIter):
@@ -86,7 +88,8 @@ class EpochIterator(Draws):
         begin = partial(_start, self._starter, self._auto_collation)  # it must not lead back to this iterator
         self._queue = BatchQueue(self._sampler_iter, position, begin, loader._stats, ahead, nbytes)
         self._skipping = _skipping(loader, source)
-        self._device_transform = loader.device_transform
+        pins = self._pin_memory and self._starter.landing is None  # landing has pinned memory of its own
+        self._finish = _finisher(self._pin_memory_device if pins else None, loader.device_transform)
         self._handed_out: float | None = (
             None  # when the last batch was, 0.0: there is none that counts; None: nothing is prepared
         )
@@ -102,7 +105,7 @@ class EpochIterator(Draws):
         """Returns the next batch. It is torch's method without the profiler range while the profiler is off."""
         with self._turns:
             direct = self._direct
-            if direct and (data := self._next_direct(direct, time.perf_counter())) is not None:
+            if direct and (data := self._next_direct(direct, time.perf_counter())) is not LEFT:
                 self._num_yielded += 1
                 return data
             if profiling():
@@ -127,7 +130,7 @@ class EpochIterator(Draws):
                     asked_at = self._prepare_counted(asked_at)
                 elif self._handed_out:
                     queue.stats.busy(asked_at - self._handed_out)
-            if (direct := self._direct) and (data := self._next_direct(direct, asked_at)) is not None:
+            if (direct := self._direct) and (data := self._next_direct(direct, asked_at)) is not LEFT:
                 return data
             queue.fill()
             if self._closed:  # while a batch was begun: by its sampler, a signal's handler or another thread
@@ -159,18 +162,22 @@ class EpochIterator(Draws):
         last = self._handed_out or 0.0
         try:
             data, self._handed_out = direct.hand_out(asked_at, last)
-            return data
         except Exception:  # whatever it is, the queue meets it when that batch's turn comes
             self._leave_direct()
-        if self._closed:
-            raise RuntimeError(ITERATOR_CLOSED)
-        self._queue.stats.busy(asked_at - last if last else 0.0)
-        return None
+            if self._closed:
+                raise RuntimeError(ITERATOR_CLOSED) from None
+            self._queue.stats.busy(asked_at - last if last else 0.0)
+            return LEFT
+        if self._finish is None and self._bar is None:
+            return data
+        return self._handed(self._on_device(data), None)
 
     def _leave_direct(self) -> None:
         direct, self._direct = self._direct, None
         if direct is not None:  # else it was closed by another thread
-            begun = direct.leave(self._starter.making)
+            begun = direct.leave(self._starter.begun)
+            if self._skipping is not None and self._handed_out:
+                self._skipping.handed_out()
             self._queue.go_on(begun, direct.source.indices, direct.source.begun)
 
     def _wait_for(self, future: BatchFuture) -> Any:
@@ -215,18 +222,15 @@ class EpochIterator(Draws):
         )
 
     def _on_device(self, data: Any) -> Any:
-        landing = self._starter.landing_here
-        pins = self._pin_memory and self._starter.landing is None  # landing has pinned memory of its own
-        if landing is None and not pins and self._device_transform is None:
+        landing, finish = self._starter.landing_here, self._finish
+        if landing is None and finish is None:
             return data
         begin = time.perf_counter()
         with span("solar: to the device"):
             if landing is not None:
                 data = landing.handed_out(landing.landed(data))
-            if pins:
-                data = pin(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
-            if self._device_transform is not None:
-                data = self._device_transform(data)
+            if finish is not None:
+                data = finish(data)
         self._queue.stats.waited("device copy", time.perf_counter() - begin)
         return data
 
@@ -248,22 +252,38 @@ class EpochIterator(Draws):
         source, gone = self._starter.source, self._skipping is None
         begin_epoch(self._begin, self._files, source, self._buffered, self.position, self._timeout, gone=gone)
         self._handed_out = 0.0
-        more = (self._starter.threads, self._skipping, self._bar, self._device_transform)
-        if any(one is not None for one in more) or (self._pin_memory and self._starter.landing is None):
-            return
-        queue, landing, size = self._queue, self._starter.landing, self._sampler_state.batch_size or 0
-        buffered_pass, collation = self._starter.buffered_pass, self._starter.making.collation
-        limits = queue.ahead, queue.ahead_nbytes
-        assemble = None if collation is None else assembly(source, collation.as_they_are, list)
-        if assemble is None:
-            return
-        found = direct_source(buffered_pass, queue.indices, source, size, limits)
-        if found is not None:
-            feed = found if landing is None else landing.landed_batches(found)
-            if feed is not None:
-                form = torch.from_numpy if landing is None else None
-                facts = queue.stats, self.position, not self._timeout
-                self._direct = DirectBatches(found, feed, assemble, form, *facts)
+        self._direct = self._direct_batches()
+
+    def _direct_batches(self) -> DirectBatches | None:
+        """Returns what hands out batches that need little work; None if they need more."""
+        starter, landing, making = self._starter, self._starter.landing, self._starter.making
+        more = self._finish is not None or self._bar is not None
+        if landing is not None and (more or self._skipping is not None or making.in_python):
+            return None
+        if self._skipping is not None and making.in_python:
+            return None  # what has failed may have to be made anew
+        converts = None if starter.threads is None else starter.conversions()
+        if starter.threads is not None and converts is None:
+            return None
+        made = {at: one[:2] for at, one in enumerate(converts or ()) if one is not None}
+        source, in_python, collation = starter.source, starter.in_loop(), making.collation
+        assemble = None if collation is None else assembly(source, collation.as_they_are, list, made)
+        if assemble is None and in_python is None:
+            return None
+        queue, size = self._queue, self._sampler_state.batch_size or 0
+        found = direct_source(starter.buffered_pass, queue.indices, source, size, (queue.ahead, queue.ahead_nbytes))
+        if found is None:
+            return None
+        feed: BatchFeed | None = found if landing is None else landing.landed_batches(found)
+        if converts is not None and starter.pace is not None:
+            from solar.loader.lent import ConvertedQueue, LentBatches  # only where there are Fields
+
+            begin = partial(ConvertedQueue, found.rows, converts)
+            feed = LentBatches(found, begin, starter.pace.threads, ConvertedQueue.names)
+        if feed is None:
+            return None
+        form, waits = torch.from_numpy if landing is None else None, not self._timeout
+        return DirectBatches(found, feed, assemble or list, form, in_python, queue.stats, self.position, waits)
 
     def _begin(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; again after Ctrl-C."""
@@ -336,6 +356,18 @@ def _skipping(loader: Any, source: SampleSource) -> SkippingSource | None:
     from solar.loader.skipping import skipping
 
     return skipping(loader, source)
+
+
+def _finisher(pinned_for: str | None, device_transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Returns what is done with each batch in the loop's thread; None: nothing."""
+    if pinned_for is None:
+        return device_transform
+
+    def finish(data: Any) -> Any:
+        data = pin(data, pinned_for)  # type: ignore[no-untyped-call]
+        return data if device_transform is None else device_transform(data)
+
+    return finish
 
 
 def _start(starter: BatchStarter, auto_collation: bool, indices: Any, number: int) -> BatchFuture:

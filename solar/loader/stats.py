@@ -16,7 +16,10 @@ CAUSES = (
     *("storage", "decode", "buffer", "plan", "transform", "exchange"),
     *("device copy", "collate", "dataset", "start"),
 )
-OTHER_WAITS = (("exchange_wait_ns", "exchange"), ("ranks_ns", "exchange"), ("device_wait_ns", "device copy"))
+OTHER_WAITS = (
+    *(("exchange_wait_ns", "exchange"), ("ranks_ns", "exchange")),
+    *(("device_wait_ns", "device copy"), ("convert_wait_ns", "transform")),
+)
 TOTALS = ("epochs", "batches", "samples", "skipped", "batch_bytes", "device_bytes", "device_hits")
 SECONDS = ("busy_seconds", "device_copy_seconds", "device_decode_seconds")
 PEAKS = {"resident_bytes": "peak_bytes", "landed_bytes": "device_peak_bytes"}  # the largest value of each
@@ -55,7 +58,7 @@ class Stats:
 
     def __init__(self) -> None:
         # Rows of `fold`, counted later: a batch in a hurry adds its own here, which takes no lock.
-        self.noted: deque[tuple[float, float, float, int, int, tuple[str, ...], tuple[int, ...]]] = deque()
+        self.noted: deque[tuple[float, float, float, float, int, int, tuple[str, ...], tuple[int, ...]]] = deque()
         self._levels = dict.fromkeys(LEVELS, 0)
         self.reset()
 
@@ -130,14 +133,15 @@ class Stats:
         self._seconds["device_copy_seconds"] += counts.get("device_copy_ns", 0) / 1e9
 
     def fold(self) -> None:
-        """Counts batches that were noted: the seconds before, waiting for and collating each, and its size."""
+        """Counts batches that were noted: the seconds before each, of waiting, transforming and collating; its size."""
         noted = self.noted
         if not noted:
             return
         with _LOCK:
             while noted:  # only under the lock are any taken away
-                busy, waited, collating, samples, nbytes, names, counts = noted.popleft()
+                busy, waited, transforming, collating, samples, nbytes, names, counts = noted.popleft()
                 self._seconds["busy_seconds"] += busy
+                self._waits["transform"] += transforming
                 self._waits["collate"] += collating
                 named = dict(zip(names, counts, strict=True))
                 self._count(samples, nbytes, named)

@@ -253,7 +253,7 @@ class _Counted(_BaseDataLoaderIter):
             raise
         samples, came = position.advance(self._number), time.perf_counter()
         # Counting is left to Stats, which does it when it is asked or after several batches.
-        stats.noted.append((busy, came - asked_at, 0.0, samples, 0, MADE_BY_DATASET, (1,)))
+        stats.noted.append((busy, came - asked_at, 0.0, 0.0, samples, 0, MADE_BY_DATASET, (1,)))
         if len(stats.noted) >= FOLDED:
             stats.fold()
         if self._bar is not None:

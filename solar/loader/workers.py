@@ -6,10 +6,13 @@ import logging
 import os
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,16 +23,19 @@ from solar.errors import PlanError
 from solar.io.system.cores import own_cores
 from solar.loader.batch import BatchMaker, Threads, here
 from solar.loader.batch_queue import BatchFuture
+from solar.loader.batch_sources import reads_each_field
+from solar.loader.direct import MakeInPython
 from solar.samplers.epoch_position import EpochPosition
 from solar.samplers.samplers import check_no_rank_is_without
-from solar.samples.pending import leaves
+from solar.samples.pending import TENSOR_KINDS, PendingBatch, arranged, for_user, leaves
 from solar.samples.source import SampleSource
-from solar.samples.transform import Key, seed_global_generators
+from solar.samples.transform import SampleKeys, Words, seed_global_generators
 
 if TYPE_CHECKING:
     from solar.buffer.buffered_pass import BufferedPass
     from solar.device.copier import DeviceCopier
     from solar.io.channels.worker_processes import Processes
+    from solar.loader.lent import Converts
 
 # What only loaders with processes need is imported where they begin: most have none.
 SLOW = 1.0  # seconds after which the log says what the program waits for
@@ -42,7 +48,7 @@ class WorkerTask:
 
     making: BatchMaker
 
-    def __call__(self, payload: tuple[Any, Sequence[Key], tuple[int, ...]]) -> Any:
+    def __call__(self, payload: tuple[Any, SampleKeys | None, tuple[int, ...]]) -> Any:
         """Makes the batch. Any process may get it, so its random draws depend on the batch alone."""
         arrays, keys, of_batch = payload
         samples = self.making.transformed(arrays, keys)
@@ -152,21 +158,63 @@ class BatchStarter:
 
     def _start(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> BatchFuture:
         pending, called = source.start(samples, self._position.epoch)
-        keys = self._keys(called.tolist()) if self.making.transform is not None else ()
+        keys = self._keys(called)
         threads = self.threads  # another thread may close it
         if threads is None:
             future = here(pending, len(samples), self.making, keys)
         else:
-            [of_batch] = self._keys([number])
-            future = threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+            of_batch = (*self._words(), number, *called[:1].tolist())
+            future = threads.start(pending, len(samples), keys, of_batch)
         future.called = samples
         return future if self.landing is None else self.landing.expected(future, called)
 
-    def _keys(self, names: list[int]) -> list[Key]:
-        """Returns the seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
+    def conversions(self) -> list[Converts | None] | None:
+        """Returns how native code converts the fields, if its threads can do all that those here would; else None."""
+        from solar.loader.lent import conversions  # only where there are Fields
+
+        in_python = self.making.in_python or self._processes is not None or self.landing is not None
+        if in_python or not reads_each_field(self.source):
+            return None
+        first = self.source.first
+        return conversions([one.rows for one in first.opened()], leaves(first.fields))
+
+    def in_loop(self) -> MakeInPython | None:
+        """Returns what makes batches by the user's Python in the loop's thread; None if they need more than that."""
+        making, first, words = self.making, self.source.first, self._words()
+        if not making.in_python or self.threads is not None or not reads_each_field(self.source):
+            return None
+
+        fields, structure = leaves(first.fields), first.layouts
+        converts = any(field is not None for field in fields)
+        arrange = partial(_arranged, structure) if isinstance(structure, (dict, tuple)) else itemgetter(0)
+        numeric = all(one.rows.dtype.kind in TENSOR_KINDS for one in first.opened()) and not converts
+
+        def make(parts: list[Any], numbers: Any) -> tuple[Any, float]:
+            if converts:
+                both = zip(fields, parts, strict=True)
+                parts = [part if field is None else field.convert(part, rows=numbers) for field, part in both]
+            if not numeric:
+                parts = [*map(for_user, parts)]
+            samples = making.transformed(arrange(parts), (words, numbers))
+            transformed = time.perf_counter()
+            return making.collated(samples), transformed
+
+        return make
+
+    def begun(self, pending: PendingBatch, samples: Any) -> BatchFuture:
+        """Returns a batch that is being read for the loop, as one that is made when the loop takes it."""
+        future = here(pending, len(samples), self.making, self._keys(pending.fields[0].rows))
+        future.called = samples
+        return future
+
+    def _keys(self, numbers: Any) -> SampleKeys | None:
+        return None if self.making.transform is None else (self._words(), numbers)
+
+    def _words(self) -> Words:
+        """Returns what random numbers follow from, beside the sample: not from ranks, threads or resuming."""
         position, shared = self._position, getattr(self._sampler_state.with_epochs, "seed", None)
         seed = shared if isinstance(shared, int) else position.base_seed or 0
-        return [(seed, position.epoch, position.repeat, name) for name in names]
+        return seed, position.epoch, position.repeat
 
     def close_processes(self) -> None:
         """Closes the processes that the loader keeps, after one of them was lost."""
@@ -182,6 +230,10 @@ class BatchStarter:
         if self._processes is not None:
             self._workers.release(self._processes)
         self.buffered_pass = self.threads = self._processes = None
+
+
+def _arranged(structure: Any, parts: list[Any]) -> Any:
+    return arranged(structure, iter(parts))
 
 
 class Workers:

@@ -347,6 +347,21 @@ class Field:
         batch = np.asarray(batch)
         if batch.ndim == 0:
             raise ValueError(f"{self}: a batch is samples along axis 0, not a single value")
+        batch, view, converted = self._views(batch)
+        if out is not None:
+            check_out(out, (len(batch), *converted.shape), converted.dtype, batch)
+        elif not converted.cast and self.select is None and self.axes is None and self.column is None:
+            return batch
+        else:
+            out = memory((len(batch), *converted.shape), converted.dtype)
+        try:
+            self._make(view, out, converted, rows)
+        except ValueError as error:  # text that is no number, for one
+            raise LayoutError(f"{self}: {error}") from error
+        return out
+
+    def _views(self, batch: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], Converted]:
+        """Returns a batch as it is seen, the part of it that is converted, and what becomes of that."""
         if self.column is not None:
             batch = values_of_column(batch, self.column, self.name)
         converted = self._converted(batch.shape[1:], batch.dtype)
@@ -354,20 +369,27 @@ class Field:
             batch = batch.reshape(len(batch), *self.shape)
         if self.cf:
             batch = batch.view(self._packings.kinds[0].seen)
-        if out is not None:
-            check_out(out, (len(batch), *converted.shape), converted.dtype, batch)
-        elif not converted.cast and self.select is None and self.axes is None and self.column is None:
-            return batch
-        else:
-            out = memory((len(batch), *converted.shape), converted.dtype)
         view = batch if self.select is None else batch[(slice(None), *self.select)]
         if self.axes is not None:
             view = view.transpose(0, *(1 + axis for axis in self.axes))
-        try:
-            self._make(view, out, converted, rows)
-        except ValueError as error:  # text that is no number, for one
-            raise LayoutError(f"{self}: {error}") from error
-        return out
+        return batch, view, converted
+
+    def conversion(self, sample: NDArray[Any]) -> tuple[Shape, np.dtype[Any], _native.Conversion] | None:
+        """Returns what native threads make of the samples of any batch, and how; None where `convert` has to do it.
+
+        `sample` is a batch of one sample, contiguous in memory, whose values do not matter.
+        """
+        _, view, converted = self._views(sample)
+        if not converted.native or self.by_row or not math.prod(converted.shape) or not converted.dtype.isnative:
+            return None
+        out = np.empty((1, *converted.shape), converted.dtype)
+        if not converted.cast:
+            item = f"V{converted.dtype.itemsize}"
+            made = _native.conversion(sample, view.view(item), out.view(item), None, None, None)
+        else:
+            packing = self._packings.kinds[0].parameters(self.missing) if converted.unpacks else None
+            made = _native.conversion(sample, view, out, converted.mean, converted.std, packing)
+        return converted.shape, converted.dtype, made
 
     def _make(self, view: NDArray[Any], out: NDArray[Any], converted: Converted, rows: Any) -> None:
         make = by_native_code if converted.native else by_numpy

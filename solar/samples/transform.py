@@ -5,58 +5,104 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
 
 Transform: TypeAlias = Callable[..., Any]
-Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, how often it was begun before, sample
+
+
+Words: TypeAlias = tuple[int, int, int]  # seed, epoch, how often the epoch was begun before
+SampleKeys: TypeAlias = tuple[Words, NDArray[np.int64]]  # what random numbers follow from: the words and the sample
 
 
 def transformed(transform: Transform, samples: list[Any], numbers: Iterable[int]) -> list[Any]:
     """Transforms every sample, outside of a loader. Random numbers follow the generator of `draw_seed`."""
     if not takes_rng(transform):
-        return [_of_one(transform, sample, number) for sample, number in zip(samples, numbers, strict=True)]
-    return [
-        _of_one(transform, sample, number, rng=np.random.default_rng(draw_seed()))
-        for sample, number in zip(samples, numbers, strict=True)
-    ]
+        return _each(transform, samples, [*numbers])
+    return _each(transform, samples, [*numbers], (np.random.default_rng(draw_seed()) for _ in samples))
 
 
-def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key], thread_safe: bool) -> list[Any]:
-    """Transforms every sample with the random numbers of its key.
+def transformed_by_key(
+    transform: Transform, samples: list[Any], keys: SampleKeys, thread_safe: bool, with_rng: bool
+) -> list[Any]:
+    """Transforms every sample with the random numbers of its key. `with_rng`: it takes a generator.
 
     A transform without `rng` may draw from the global generators of random, numpy and torch. They are seeded for every
     sample and restored afterwards. In threads, which share them, they are left alone.
     """
-    pairs = zip(samples, keys, strict=True)
-    if takes_rng(transform):
-        return [_of_one(transform, sample, key[3], rng=np.random.default_rng(_entropy(key))) for sample, key in pairs]
+    words, numbers = keys
+    if with_rng:
+        of_sample = (np.random.default_rng(_entropy((*words, number))) for number in numbers.tolist())
+        return _each(transform, samples, numbers, of_sample)
     if thread_safe:
-        return [_of_one(transform, sample, key[3]) for sample, key in pairs]
-    with global_generators_kept():
-        made = []
-        for sample, key in pairs:
-            seed_global_generators(key)
-            made.append(_of_one(transform, sample, key[3]))
-        return made
+        return _each(transform, samples, numbers)
+    return _each_seeded(transform, samples, keys)
 
 
-def _of_one(transform: Transform, sample: Any, number: int, **rng: np.random.Generator) -> Any:
-    """Returns what the transform makes of a sample. Its error gets a note that says which sample it was."""
+def _each(
+    transform: Transform, samples: list[Any], numbers: Any, rngs: Iterable[np.random.Generator] | None = None
+) -> list[Any]:
+    made: list[Any] = []
     try:
-        return transform(sample, **rng)
+        if rngs is None:
+            for sample in samples:
+                made.append(transform(sample))
+        else:
+            for sample, rng in zip(samples, rngs, strict=True):
+                made.append(transform(sample, rng=rng))
     except Exception as error:
-        error.add_note(f"The transform was at sample {number}, counted from 0 in the order of the files.")
+        _add_note(error, numbers[len(made)])
         raise
+    return made
 
 
-def takes_rng(transform: Transform) -> bool:
+def _each_seeded(transform: Transform, samples: list[Any], keys: SampleKeys) -> list[Any]:
+    """Seeds the global generators before each sample, as `seed_global_generators` does, and restores them at the end.
+
+    It calls nothing that is written in Python but the transform.
+    """
+    words, numbers = keys
+    seeds = _native.seeds(_halves(words), numbers).tolist()
+    of_python: Any = getattr(random.seed, "__self__", None)
+    in_c: Any = super(random.Random, of_python)
+    seed_python, seed_numpy, torch = in_c.seed, np.random.seed, sys.modules.get("torch")
+    seed_torch = int if torch is None else torch.default_generator.manual_seed
+    states = in_c.getstate(), of_python.gauss_next, np.random.get_state()
+    of_torch = None if torch is None else torch.default_generator.get_state()
+    made: list[Any] = []
+    try:
+        for sample, first, second in zip(samples, seeds[::2], seeds[1::2], strict=True):
+            seed_python(first)
+            of_python.gauss_next = None
+            seed_numpy(second & 0xFFFFFFFF)
+            seed_torch(first)
+            made.append(transform(sample))
+    except Exception as error:
+        _add_note(error, numbers[len(made)])
+        raise
+    finally:
+        in_c.setstate(states[0])
+        of_python.gauss_next = states[1]
+        np.random.set_state(states[2])
+        if torch is not None:
+            torch.default_generator.set_state(of_torch)
+    return made
+
+
+def _add_note(error: Exception, number: int) -> None:
+    error.add_note(f"The transform was at sample {number}, counted from 0 in the order of the files.")
+
+
+def takes_rng(transform: Transform | None) -> bool:
     """Returns whether the transform has a parameter named `rng`."""
     try:
-        return "rng" in inspect.signature(transform).parameters
+        return transform is not None and "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # a built-in without a signature
         return False
 
@@ -70,20 +116,6 @@ def seed_global_generators(words: tuple[int, ...]) -> None:
         torch.default_generator.manual_seed(first)
 
 
-@contextmanager
-def global_generators_kept() -> Iterator[None]:
-    """Restores the states of the global generators at the end."""
-    states, torch = (random.getstate(), np.random.get_state()), sys.modules.get("torch")
-    of_torch = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if torch is not None:
-            torch.set_rng_state(of_torch)
-
-
 def draw_seed() -> int:
     """Draws a seed from torch's global generator; from numpy's in a program without torch."""
     if (torch := sys.modules.get("torch")) is None:
@@ -94,3 +126,10 @@ def draw_seed() -> int:
 def _entropy(words: tuple[int, ...]) -> list[int]:
     """Non-negative words for numpy's entropy; seeds may be negative."""
     return [word & 0xFFFFFFFFFFFFFFFF for word in words]
+
+
+@lru_cache(maxsize=8)
+def _halves(words: Words) -> NDArray[np.uint32]:
+    """Returns these words in 32 bits each, as numpy's SeedSequence takes them: the lower half of a long one first."""
+    halves = [(word & 0xFFFFFFFF, word >> 32) for word in _entropy(words)]
+    return np.array([half for low, high in halves for half in ((low, high) if high else (low,))], np.uint32)

@@ -50,4 +50,19 @@ void convert(const Strided& source, Number from, std::byte* out, Number to, cons
 // Moves items of any kind as they are into `out`, in C order. REQUIRES: out does not overlap the source.
 void rearrange(const Strided& source, std::size_t itemsize, std::byte* out);
 
+// What is done with the samples of every batch, by one of the two functions above. It owns its terms, and never changes.
+struct Conversion {
+  std::size_t sample_nbytes = 0, made_nbytes = 0;  // of a sample, before and after
+  std::ptrdiff_t offset = 0;  // from the first byte of a sample to its item (0, 0, ...)
+  Strided sample{};           // of a sample: shape and strides; its bytes are nobody's
+  Number from = Number::uint8, to = Number::float32;
+  std::size_t rearranged = 0;  // the size of an item that is only moved; else 0
+  Term mean{}, deviation{};    // without the axis of the samples
+  std::optional<Packing> packing{};
+  std::vector<std::byte> terms{};  // what these two point to
+
+  // Converts `count` samples that lie one after another. REQUIRES: neither overlaps the other.
+  void operator()(const std::byte* samples, std::size_t count, std::byte* out) const;
+};
+
 }  // namespace solar

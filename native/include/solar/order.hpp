@@ -41,4 +41,8 @@ std::vector<std::int32_t> study_order(std::int64_t n, std::uint64_t study, std::
 // REQUIRES: shares >= 1, their sum divides the length; length < 2^31.
 std::vector<std::int32_t> mixed(std::span<const std::int64_t> shares, std::int64_t length, std::uint64_t seed);
 
+// For each number the two words that numpy's SeedSequence(words..., number).generate_state(2, uint64) gives. `words` are
+// in 32 bits each, the lower half of a longer one first. REQUIRES: numbers >= 0, out.size() == 2 * numbers.size().
+void seeds(std::span<const std::uint32_t> words, std::span<const std::int64_t> numbers, std::span<std::uint64_t> out);
+
 }  // namespace solar::plan

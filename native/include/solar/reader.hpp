@@ -20,6 +20,7 @@
 #include "solar/boxes.hpp"
 #include "solar/buffer.hpp"
 #include "solar/codec.hpp"
+#include "solar/convert.hpp"
 #include "solar/source.hpp"
 
 namespace solar {
@@ -157,6 +158,9 @@ class Reader {
   // Does the same for any work. The caller keeps the buffer alive as long as the source, and its keys held until the
   // ticket has ended.
   Ticket submit(const Work& work);
+  // Converts samples that lie one after another, as work that reads nothing. The caller keeps both memories until the
+  // ticket has ended. Throws std::invalid_argument where `out` does not have the size of what is made.
+  Ticket convert(std::shared_ptr<const Conversion> conversion, Bytes samples, MutableBytes out);
   // Waits until the ticket has ended. Returns false if `limit` passes first; the ticket then stays valid. Otherwise the
   // ticket is forgotten, and `counts` is set to what it counted, even if wait() throws its error.
   bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts = nullptr);

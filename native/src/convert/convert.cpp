@@ -225,4 +225,19 @@ void rearrange(const Strided& source, std::size_t itemsize, std::byte* out) {
   rearrange(bytes, 1, out);
 }
 
+void Conversion::operator()(const std::byte* samples, std::size_t count, std::byte* out) const {
+  Strided all{samples + offset, {count}, {static_cast<std::ptrdiff_t>(sample_nbytes)}};
+  all.shape.insert(all.shape.end(), sample.shape.begin(), sample.shape.end());
+  all.strides.insert(all.strides.end(), sample.strides.begin(), sample.strides.end());
+  if (rearranged != 0) return rearrange(all, rearranged, out);
+  const auto of_all = [](const Term& term) {
+    Term made{term.values, {}};
+    if (term.values == nullptr) return made;
+    made.strides.assign(1, 0);
+    made.strides.insert(made.strides.end(), term.strides.begin(), term.strides.end());
+    return made;
+  };
+  convert(all, from, out, to, of_all(mean), of_all(deviation), packing ? &*packing : nullptr);
+}
+
 }  // namespace solar

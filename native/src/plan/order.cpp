@@ -332,4 +332,66 @@ std::vector<std::int32_t> mixed(std::span<const std::int64_t> shares, std::int64
   return order;
 }
 
+// --- numpy's SeedSequence, whose algorithm is M. E. O'Neill's seed_seq_fe ----
+
+namespace {
+
+class SeedPool {
+ public:
+  void mix_in(std::span<const std::uint32_t> words) {
+    for (std::size_t i = 0; i < pool_.size(); ++i) pool_[i] = hashed(i < words.size() ? words[i] : 0);
+    for (std::size_t from = 0; from < pool_.size(); ++from) {
+      for (std::size_t to = 0; to < pool_.size(); ++to) {
+        if (from != to) pool_[to] = mixed(pool_[to], hashed(pool_[from]));
+      }
+    }
+    for (std::size_t from = pool_.size(); from < words.size(); ++from) {
+      for (std::uint32_t& to : pool_) to = mixed(to, hashed(words[from]));
+    }
+  }
+  std::array<std::uint64_t, 2> two() const {
+    std::uint32_t factor = 0x8B51F9DD;
+    std::array<std::uint64_t, 4> made{};
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      std::uint32_t value = pool_[i] ^ factor;
+      factor *= 0x58F38DED;
+      value *= factor;
+      made[i] = value ^ value >> 16;
+    }
+    return {made[0] | made[1] << 32, made[2] | made[3] << 32};
+  }
+
+ private:
+  std::uint32_t hashed(std::uint32_t value) {
+    value ^= factor_;
+    factor_ *= 0x931E8875;
+    value *= factor_;
+    return value ^ value >> 16;
+  }
+  static std::uint32_t mixed(std::uint32_t x, std::uint32_t y) {
+    const std::uint32_t value = 0xCA01F9DD * x - 0x4973F715 * y;
+    return value ^ value >> 16;
+  }
+
+  std::array<std::uint32_t, 4> pool_{};
+  std::uint32_t factor_ = 0x43B0D7E5;
+};
+
+}  // namespace
+
+void seeds(std::span<const std::uint32_t> words, std::span<const std::int64_t> numbers, std::span<std::uint64_t> out) {
+  std::vector<std::uint32_t> all(words.begin(), words.end());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const auto number = static_cast<std::uint64_t>(numbers[i]);
+    all.resize(words.size());
+    all.push_back(static_cast<std::uint32_t>(number));
+    if (number >> 32 != 0) all.push_back(static_cast<std::uint32_t>(number >> 32));
+    SeedPool pool;
+    pool.mix_in(all);
+    const auto [first, second] = pool.two();
+    out[2 * i] = first;
+    out[2 * i + 1] = second;
+  }
+}
+
 }  // namespace solar::plan

@@ -33,6 +33,7 @@ struct Reader::Impl {
   ~Impl() { close(longest_wait); }
 
   Ticket submit(const Work& work);
+  Ticket convert(std::shared_ptr<const Conversion> conversion, Bytes samples, MutableBytes out);
   bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts);
   std::string waiting_for(Ticket ticket);
   std::pair<std::uint64_t, std::uint64_t> progress(Ticket last);
@@ -41,13 +42,15 @@ struct Reader::Impl {
   ReaderStats stats() const;
   void check_process() const;
 
+  read::Job* unused_job();
+  Ticket enqueue(read::Job& job, bool nothing_to_do);
   void work(read::Worker& worker);
   read::Job* next(read::Job* held, bool block, std::uint32_t& unit);
   void plan(read::Job& job, std::unique_lock<std::mutex>& lock);
   read::ReadPlan::Remains leave(read::Job& job);
   read::ReadPlan::Remains forget(read::Job& job);
   void finished(read::Job& job);
-  void dequeue(read::Job& job) { urgent -= std::erase(queue, &job) > 0 && job.batch.from_buffer(); }
+  void dequeue(read::Job& job) { urgent -= std::erase(queue, &job) > 0 && job.reads_nothing(); }
   std::string on_its_way(const read::Job* wanted) const;
   std::string not_begun(const read::Job& job) const;
 

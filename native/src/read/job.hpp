@@ -1,4 +1,4 @@
-// A Job is one ticket: its ReadPlan, how far it has come, and its error.
+// A Job is one ticket: its ReadPlan, or the samples that it converts; how far it has come, and its error.
 //
 // The Reader owns all Jobs, and uses one again for another ticket when no thread holds it. Several threads work on a
 // Job at a time: each takes the next unit (`next_unit`) and reports the pieces that it has finished. The first error
@@ -6,9 +6,11 @@
 // below "The Reader's" is read and written under the Reader's mutex.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <exception>
+#include <memory>
 
 #include "batch.hpp"
 #include "solar/reader.hpp"
@@ -36,8 +38,24 @@ class alignas(64) Counts {
   std::array<std::atomic<std::uint64_t>, named_counts.size()> counts_{};
 };
 
+// Samples that are converted in slices, each of which is a unit of work and a piece of it.
+struct Slices {
+  std::shared_ptr<const Conversion> conversion;  // null: the Job reads
+  const std::byte* samples = nullptr;
+  std::byte* out = nullptr;
+  std::size_t count = 0, each = 1;  // samples, and of a slice
+
+  std::size_t units() const noexcept { return (count + each - 1) / each; }
+  void convert(std::size_t unit) const {
+    const std::size_t first = unit * each;
+    (*conversion)(samples + first * conversion->sample_nbytes, std::min(each, count - first),
+                  out + first * conversion->made_nbytes);
+  }
+};
+
 struct Job {
   ReadPlan batch;
+  Slices slices;
   std::atomic<std::uint32_t> next_unit{0};
   std::atomic<std::uint64_t> pieces_left{0};
   std::atomic<bool> failed{false};
@@ -51,10 +69,15 @@ struct Job {
   unsigned users = 0;      // threads that hold it
   bool forgotten = false;  // waited for: may be used again once no thread holds it
 
-  // Its batch is new; and planned, or it will be.
+  bool converts() const noexcept { return slices.conversion != nullptr; }
+  std::size_t units() const noexcept { return converts() ? slices.units() : batch.units(); }
+  std::size_t pieces() const noexcept { return converts() ? slices.units() : batch.pieces.size(); }
+  bool reads_nothing() const noexcept { return converts() || batch.from_buffer(); }
+
+  // Its batch, or its slices, are new; and planned, or they will be.
   void begin(std::int64_t row, bool planned) {
     next_unit = 0;
-    pieces_left = batch.pieces.size();
+    pieces_left = pieces();
     failed = false;
     error = nullptr;
     counts.clear();

@@ -12,7 +12,7 @@ std::string Reader::Impl::waiting_for(Ticket ticket) {
   const auto found = tickets.find(ticket);
   if (found == tickets.end()) return "";
   const Job& job = *found->second;
-  if (job.state == Job::State::finished || job.batch.rows.empty()) return "";
+  if (job.state == Job::State::finished || job.converts() || job.batch.rows.empty()) return "";
   std::string own = on_its_way(&job);
   if (!own.empty()) return own;
   own = not_begun(job);
@@ -25,7 +25,7 @@ std::string Reader::Impl::on_its_way(const Job* wanted) const {
   const Job* of = nullptr;
   std::pair<std::uint64_t, std::uint32_t> first{UINT64_MAX, 0};  // since when, and which piece
   for (const auto& [ticket, job] : tickets) {
-    if (job->state != Job::State::open || (wanted != nullptr && wanted != job)) continue;
+    if (job->state != Job::State::open || job->converts() || (wanted != nullptr && wanted != job)) continue;
     for (const auto& worker : workers) {
       for (const read::Flight& flight : worker->flights()) {
         const std::uint64_t word = flight.word();
@@ -66,7 +66,7 @@ std::pair<std::uint64_t, std::uint64_t> Reader::Impl::progress(Ticket last) {
   for (const auto& [ticket, job] : tickets) {
     if (ticket > last || job->state == Job::State::finished) continue;
     const bool planned = job->state == Job::State::open;
-    const std::uint64_t pieces = planned ? job->batch.pieces.size() : job->batch.asked;
+    const std::uint64_t pieces = planned ? job->pieces() : job->batch.asked;
     all += pieces;
     if (planned) done += pieces - job->pieces_left;
   }

@@ -45,7 +45,21 @@ Worker::~Worker() {
   while (busy()) reap(true);
 }
 
+// What it takes is no time of reading: `settle` has nothing to count.
+void Worker::convert(Job& job, std::size_t unit) {
+  try {
+    if (!job.failed.load(std::memory_order_relaxed)) job.slices.convert(unit);
+  } catch (...) {  // no memory for the walk
+    job.fail(std::current_exception());
+  }
+  begin();
+  charge(job);
+  ++pieces_done_;
+  settle();
+}
+
 void Worker::run(Job& job, std::size_t unit) {
+  if (job.converts()) return convert(job, unit);
   begin();
   const ReadPlan& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];

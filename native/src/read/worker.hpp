@@ -74,6 +74,7 @@ class Worker {
   const std::vector<Flight>& flights() const noexcept { return flights_; }
 
  private:
+  void convert(Job& job, std::size_t unit);
   void await(bool block);
   void begin() noexcept;
   void charge(Job& job);
