@@ -123,13 +123,13 @@ def test_waiting_ends_with_time_with_the_run_and_with_the_others(notes: list[Nod
 def test_what_nobody_has_waited_for_is_let_go_when_a_run_begins(
     notes: list[NodeNotes],
 ) -> None:
-    for number in range(3 * node_notes.VALUES):
+    for number in range(3 * node_notes.NOTES):
         notes[0].share(number, lambda: 0, waiting())
         if number % 100 == 99:
             for one in notes:
                 one.begin()
     with pytest.raises(PlanError, match="256 plans of a node wait for its other ranks"):
-        for number in range(node_notes.VALUES + 1):
+        for number in range(node_notes.NOTES + 1):
             notes[0].share(("more", number), lambda: 0, waiting())
 
 

@@ -27,10 +27,10 @@ from solar.errors import PlanError, ReadError
 from solar.io.channels.node_memory import pass_on
 from solar.io.system.waiting import polling, until_others
 
-VALUES = 256  # values at a time: a few for each pass that is planned
+NOTES = 256  # values at a time: a few for each pass that is planned
 ENTRY = struct.Struct("<32sQQQ")  # digest of the key, state, where it begins, bytes
 RUN = struct.Struct("<Q")
-LET_GO = RUN.size + ENTRY.size * VALUES  # where they begin
+LET_GO = RUN.size + ENTRY.size * NOTES  # where they begin
 FREE, MADE, FAILED = range(3)
 ALIGNED = 64  # bytes, at which arrays begin
 WRITTEN_AT_ONCE = 1 << 30  # bytes written by one call: Linux takes no more than 2 GiB
@@ -69,7 +69,7 @@ def make_file(processes: int) -> int:
 
 def _begin(processes: int) -> int:
     """Returns where values begin."""
-    return -(-(LET_GO + VALUES * processes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-(LET_GO + NOTES * processes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class NodeNotes:
@@ -196,7 +196,7 @@ class NodeNotes:
         return os.pread(self._descriptor, nbytes, begin)
 
     def _entries(self) -> list[Entry]:
-        table = self._read(RUN.size, ENTRY.size * VALUES)
+        table = self._read(RUN.size, ENTRY.size * NOTES)
         return [Entry(number, *fields) for number, fields in enumerate(ENTRY.iter_unpack(table))]
 
     def _find(self, name: bytes) -> Entry | None:
@@ -209,7 +209,7 @@ class NodeNotes:
     def _free(self) -> None:
         """Frees the values that every process has let go."""
         ranks = len(self._names)
-        flags = self._read(LET_GO, VALUES * ranks)
+        flags = self._read(LET_GO, NOTES * ranks)
         for entry in self._entries():
             if entry.state != FREE and all(flags[entry.number * ranks : (entry.number + 1) * ranks]):
                 os.pwrite(self._descriptor, bytes(ENTRY.size), RUN.size + ENTRY.size * entry.number)
@@ -221,7 +221,7 @@ class NodeNotes:
         entries = self._entries()
         number = next((one.number for one in entries if one.state == FREE), None)
         if number is None:
-            raise PlanError(f"{VALUES} plans of a node wait for its other ranks: look what those wait for")
+            raise PlanError(f"{NOTES} plans of a node wait for its other ranks: look what those wait for")
         begin = _begin(len(self._names))
         for one in sorted((one for one in entries if one.state != FREE), key=lambda one: one.begin):
             if begin + nbytes <= one.begin:

@@ -82,7 +82,6 @@ class Run final : public Batches {
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
-    Turns turns = {};  // in place of positions
     std::span<const std::int64_t> starts;
     std::span<const std::uint8_t> last;  // of each use: the row leaves the buffer after the step
     std::span<const std::int32_t> loads;
@@ -97,6 +96,7 @@ class Run final : public Batches {
     std::span<const std::int32_t> own = {};
     std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
     std::optional<Afresh> afresh = std::nullopt;
+    Turns turns = {};  // in place of positions
   };
   // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more. `lends`: no
   // batch is begun while more than so many that were taken have not come back, and more than whoever asked last kept (a
