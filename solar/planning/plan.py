@@ -132,7 +132,7 @@ def told_elsewhere(epoch: int) -> UsesOf:
 
 def portable_plan(plan: Plan) -> Plan:
     """Returns what travels of a plan: neither what is used, nor how it goes on."""
-    return replace(plan, uses=told_elsewhere, marks=(), region=Region(uniform(0, 1), 0, 0))
+    return replace(plan, uses=told_elsewhere, marks=(), region=Region(uniform(1, 1), 0, 0))
 
 
 def restored_plan(plan: Plan, of: Sequence, region: Region, packing: RowPacking | None) -> Plan:
