@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import (
     accelerators,
+    adopt_tables,
     buffer_scenes,
     buffer_tables,
     cluster_tables,
@@ -186,6 +187,8 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("measured.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times
         ("measured.md", "read"): orders_tables.reading(records.read(RESULTS / "orders.jsonl")),
         ("measured.md", "web"): orders_tables.web(records.read(RESULTS / "orders.jsonl")),
+        ("measured.md", "adopt"): adopt_tables.measured(records.read(RESULTS / "adopt.jsonl")),
+        ("migrating.md", "adopt"): adopt_tables.in_words(records.read(RESULTS / "adopt.jsonl")),
         ("measured.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
         **{("gallery.md", mark): text for mark, text in gallery.shown().items()},
         ("paper.md", "measured"): cluster_tables.measured(read := records.read(RESULTS / "cluster.jsonl")),

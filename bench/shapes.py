@@ -30,7 +30,8 @@ SHARES = (0.1, 0.25, 1.0)  # of the data in memory
 SECONDS, QUICK_SECONDS, LONGEST, LONGEST_MAKING = 1.5, 0.4, 180, 1200
 A_SECOND = 1.2e9  # bytes of data; of more than some seconds reading takes longer
 LABELS = {
-    "solar": "solar", "h5py": "h5py", "memmap": "numpy.memmap", "ram": "copied to RAM first", "limit": "limit: copying",
+    "solar": "solar", "solar_stage": "solar, with a stage", "h5py": "h5py",
+    "memmap": "numpy.memmap", "ram": "copied to RAM first", "limit": "limit: copying",
     "lance": "Lance", "b2nd": "Blosc2 b2nd", "zarr": "Zarr", "anndata": "anndata", "scdataset": "scDataset, uniform",
     "scdataset_blocks": "scDataset, blocks of 16", "annbatch": "annbatch, uniform",
     "annbatch_blocks": "annbatch, blocks of 32",
@@ -43,7 +44,8 @@ FORMS = {  # of each format: all are made, and the best of them counts
     "lance": ("lance_fixed", "lance_bytes"), "b2nd": ("b2nd_16", "b2nd_32"), "zarr": ("zarr_32", "zarr_64"),
     "annbatch": ("annbatch",),
 }  # fmt: skip
-KEEPING = ("solar", "h5py", "anndata", "scdataset", "annbatch")  # that can be given memory
+KEEPING = ("solar", "solar_stage", "h5py", "anndata", "scdataset", "annbatch")  # that can be given memory
+OURS = ("solar", "solar_stage")
 Record = dict[str, Any]
 
 
@@ -52,14 +54,14 @@ def shares(scene: Scene, variant: int, peer: str) -> tuple[float | None, ...]:
     if peer == "ram":
         return (1.0,)
     if scene.real:  # it is small
-        return (None if peer == "solar" else 0.0,)
+        return (None if peer in OURS else 0.0,)
     if scene.name == "rows_million":  # memory for all does not fit beside all in the page cache
-        return (None if peer == "solar" else 0.0, *(SHARES[1:2] if peer in KEEPING else ()))
+        return (None if peer in OURS else 0.0, *(SHARES[1:2] if peer in KEEPING else ()))
     if scene.storage == "cold":  # what is kept is what this one epoch has read
-        return (None, 1.0) if peer == "solar" else (0.0,)
+        return (None, 1.0) if peer in OURS else (0.0,)
     kept = bool(scene.stored or scene.storage) and peer in KEEPING
     some = SHARES[1:] if variant != scene.variants[0] or not scene.stored.get("compression") else SHARES
-    return (None if peer == "solar" else 0.0, *(some if kept else ()))
+    return (None if peer in OURS else 0.0, *(some if kept else ()))
 
 
 def settings(scene: Scene, peer: str, memory: int, variant: int) -> Iterator[Record]:

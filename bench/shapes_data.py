@@ -6,7 +6,7 @@ Each scene has one HDF5 file, data.h5. Frames are in `u`; the volume is in `u`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Scene:
 
     def memory(self, share: float, variant: int, peer: str) -> int:
         """So much of the data; of solar, whose buffer counts batches on their way, three of them beside it."""
-        room = 3 * self.batch * self.sample_nbytes(variant) if share and peer == "solar" else 0
+        room = 3 * self.batch * self.sample_nbytes(variant) if share and peer.startswith("solar") else 0
         return int(share * self.nbytes) + room
 
     def what(self, variant: int) -> str:
@@ -92,7 +92,8 @@ def scenes() -> dict[str, Scene]:
         Scene("clips", "64 × 64 × 3 bytes, contiguous", "clips", frames, "u1", (1, 2), 32, clips),
         *(
             Scene(f"clips_gzip_{n}", f"64 × 64 × 3 bytes, {n} to a chunk, gzip", "clips", frames, "u1", (1, 2), 32,
-                  tuple(peer for peer in clips if peer not in ("memmap", "limit")), {"chunks": (n, 64, 64, 3), **gzip})
+                  with_stage(peer for peer in clips if peer not in ("memmap", "limit")),
+                  {"chunks": (n, 64, 64, 3), **gzip})
             for n in (1, 16, 100)
         ),
         Scene("climate", "1 MB, contiguous", "clips", fields, "f4", (1, 2), 4, clips),
@@ -100,14 +101,14 @@ def scenes() -> dict[str, Scene]:
               ("solar", "h5py", "ram", "lance"), {"chunks": (1, *fields[1:]), "shuffle": True, **gzip}),
         Scene("crops", "volume, contiguous", "crops", volume, "f4", (96, 64), 8, (*crops, "memmap", "limit"),
               crops=256),
-        Scene("crops_gzip", "volume, chunks of 64³, gzip", "crops", volume, "f4", (96, 64), 8, crops,
+        Scene("crops_gzip", "volume, chunks of 64³, gzip", "crops", volume, "f4", (96, 64), 8, with_stage(crops),
               {"chunks": (CHUNK,) * 3, **gzip}, crops=256),
-        Scene("crops_lz4", "volume, chunks of 64³, Blosc with lz4", "crops", volume, "f4", (96, 64), 8, crops,
-              {"chunks": (CHUNK,) * 3}, "blosc", crops=256),
+        Scene("crops_lz4", "volume, chunks of 64³, Blosc with lz4", "crops", volume, "f4", (96, 64), 8,
+              with_stage(crops), {"chunks": (CHUNK,) * 3}, "blosc", crops=256),
         Scene("crops_codec", "volume, chunks of 64³, our codec", "crops", volume, "f4", (96, 64), 8, crops,
               {"chunks": (CHUNK,) * 3}, "codec", crops=256),
         Scene("rows", "CSR, as anndata chunks it", "rows", cells, "f4", (0,), 64, (*rows, "limit"), anndata),
-        Scene("rows_gzip", "CSR, gzip", "rows", cells, "f4", (0,), 64, rows, {**anndata, **gzip}),
+        Scene("rows_gzip", "CSR, gzip", "rows", cells, "f4", (0,), 64, with_stage(rows), {**anndata, **gzip}),
         Scene("pbmc68k", "CSR, 700 cells of pbmc68k, gzip", "rows", (700, 765), "f4", (0,), 64, rows, gzip, values=249,
               real="scanpy/datasets/10x_pbmc68k_reduced.h5ad:raw.X"),
     ]  # fmt: skip
@@ -128,6 +129,11 @@ def scenes() -> dict[str, Scene]:
         on(of["rows"], "cold", cells, rows[:5]),
     ]  # fmt: skip
     return {one.name: one for one in found}
+
+
+def with_stage(peers: Iterable[str]) -> tuple[str, ...]:
+    """Also solar with a stage on the same disk, which keeps chunks decoded."""
+    return tuple(one for peer in peers for one in ((peer, "solar_stage") if peer == "solar" else (peer,)))
 
 
 def on(scene: Scene, storage: str, shape: tuple[int, ...], peers: tuple[str, ...]) -> Scene:

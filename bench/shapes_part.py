@@ -3,7 +3,8 @@
 A reader is a function of a job and of orders [epoch, batch, place] that gives one batch after another, over all epochs.
 Batches of clips and crops are arrays or tensors; those of rows are values, columns and offsets, or matrices of them.
 
-solar       DataLoader(shuffle=True), with the default arguments, or with so much `buffer`
+solar       DataLoader(shuffle=True), with the default arguments, or with so much `buffer`; solar_stage: chunks are also
+            kept decoded in a stage, which its first epoch fills
 h5py        at an expert's best: bench.shapes tries chunk caches, workers, and memory filled with the next samples in
             one ascending pass (`ahead`)
 memmap      numpy over the mapped file; ram: all is decoded into memory first, and samples are copied out of it
@@ -17,6 +18,7 @@ import importlib
 import importlib.metadata
 import itertools
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +36,7 @@ Orders = NDArray[np.int64]  # [epoch, batch, place]
 Fetch = Callable[[NDArray[np.int64]], Any]  # of the samples of a batch
 EPOCHS, CHECKED, SEED, SLOTS = 60, 2, 11, 100_003
 ENOUGH = 4_000_000  # samples of all epochs
-MODULES = {"limit": "bench.shapes_limit", **dict.fromkeys(("solar", "h5py", "memmap", "ram"), __name__)}
+MODULES = {"limit": "bench.shapes_limit", **dict.fromkeys(("solar", "solar_stage", "h5py", "memmap", "ram"), __name__)}
 OWN = ("scdataset", "scdataset_blocks", "annbatch", "annbatch_blocks")  # whose order is their own
 
 
@@ -203,13 +205,15 @@ def by_solar(job: Job, orders: Orders) -> Iterator[Any]:
     from solar.values import Storage
 
     scene, path = scene_of(job), str(path_of(job))
+    more = {} if (stage := job.get("stage")) is None else {"stage": stage, "stage_as": "decoded"}
     if scene.kind == "clips":
         steps = range(0, LENGTH * job["variant"], job["variant"])
-        data = solar.H5Dataset(path, solar.Field("u", steps=steps))
+        data = solar.H5Dataset(path, solar.Field("u", steps=steps), **more)
     elif scene.kind == "crops":
-        data = solar.H5Dataset(path, "u", samples=solar.Crops((job["variant"],) * 3, at=f"centres_{job['variant']}"))
+        crops = solar.Crops((job["variant"],) * 3, at=f"centres_{job['variant']}")
+        data = solar.H5Dataset(path, "u", samples=crops, **more)
     else:
-        data = solar.H5Dataset(path, solar.CSR("X"))
+        data = solar.H5Dataset(path, solar.CSR("X"), **more)
     if job.get("check"):
         yield from solar.DataLoader(data, batch_sampler=orders[0].tolist())
         return
@@ -218,6 +222,11 @@ def by_solar(job: Job, orders: Orders) -> Iterator[Any]:
     with solar.DataLoader(data, scene.batch, shuffle=True, drop_last=True, **buffer, **more) as loader:
         for _ in orders:
             yield from loader
+
+
+def by_solar_stage(job: Job, orders: Orders) -> Iterator[Any]:
+    with tempfile.TemporaryDirectory(dir=job["folder"]) as stage:
+        yield from by_solar(job | {"stage": stage}, orders)
 
 
 # --- h5py ----

@@ -9,6 +9,7 @@ from bench.tables import Record, folded, mebibytes, newest, not_counted, parted,
 
 FORMATS = ("lance", "b2nd", "zarr", "anndata", "scdataset", "annbatch")  # those that people leave h5py for
 FRAMES = {"every 1": "every frame", "every 2": "every second frame"}  # of clips
+OURS = ("solar", "solar_stage")
 OWN_ORDER = ("scdataset_blocks", "annbatch_blocks")  # no exact shuffle: shown, but never the best other reader
 HEAD = (
     "samples|memory|best other reader, epochs after the first|samples/s:|solar:|×:|first epoch, best other:|solar:|×:|"
@@ -45,7 +46,7 @@ def named(one: Record) -> str:
 
 def others(of: Iterable[Record]) -> list[Record]:
     """Those that hand out an exact shuffle of the same samples, as solar does."""
-    return [one for one in of if one["peer"] not in ("solar", "limit", *OWN_ORDER)]
+    return [one for one in of if one["peer"] not in (*OURS, "limit", *OWN_ORDER)]
 
 
 def by_variant(found: Iterable[Record]) -> dict[Key, list[Record]]:
@@ -81,13 +82,13 @@ def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
     Where solar chooses, others have as much as they like.
     """
     limits = [one["later"] for one in of if one["peer"] == "limit"]
-    for ours in (one for one in of if one["peer"] == "solar"):
+    for ours in (one for one in of if one["peer"] in OURS):
         share = ours["share"]
         found = [one for one in others(of) if share is None or one["share"] <= share]
         later = max(found, key=lambda one: one["later"], default=None)
         first = max(found, key=lambda one: one["first"], default=None)
         times = ours["later"] / later["later"] if later else float("inf")
-        memory = "as each likes" if share is None else f"{share:g}"
+        memory = ("as each likes" if share is None else f"{share:g}") + ", stage" * (ours["peer"] == "solar_stage")
         yield times, (
             named(ours), memory, later["label"] if later else "–", rate(later["later"]) if later else "–",
             rate(ours["later"]), f"{times:.1f}" if later else "–",

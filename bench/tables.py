@@ -396,7 +396,7 @@ def adopt(found: Iterable[Record]) -> str:
     """Samples a second of a Dataset over h5py, in each way that python -m bench.adopt tries."""
     rows = (
         (one["what"], one["way"], rate(one["first"]), rate(one["later"]))
-        for one in newest(found, "scene", "way") if not one["quick"]
+        for one in newest(found, "scene", "way") if not one["quick"] and "first" in one
     )  # fmt: skip
     return table("samples|way|first epoch, samples/s:|later:", rows)
 

@@ -127,6 +127,8 @@ class Source:
         ] = ...,  # that chunks decode to whose last row is not whole; 0: as many as their shape has
         unit: str = "sample",  # what a row of it is, for messages
         chunk_file: I32 | None = None,  # of each chunk; None or empty: the file of its part
+        # Empty, or for each file: None, or what its offsets mean, and the stage that keeps it, if there is one.
+        decoded: Sequence[tuple[DecodedFile, Stage | None] | None] = ...,
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...
@@ -141,6 +143,21 @@ class Stage:
     def stopped(self) -> int: ...  # errno: why it is no longer written to
     @property
     def dropped(self) -> int: ...  # blocks that were not what had been written
+
+class DecodedFile:
+    """The chunks of a file, decoded, one after another (native/include/solar/decoded.hpp)."""
+
+    def __init__(
+        self,
+        nbytes: int,
+        forms: list[tuple[Filters, int, int, int]],  # filters; bytes of an element, decoded, and of their blocks
+        begin: U64,
+        offset: U64,
+        stored: U64,
+        mask: U32,
+        form: I32,
+        file_nbytes: int,
+    ) -> None: ...
 
 # Files that lie elsewhere (native/include/solar/far.hpp): orders, and what becomes of them.
 FarIdentity = tuple[int, int, int, int]

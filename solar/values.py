@@ -158,6 +158,7 @@ class Layout:
     # Not in the digest, for copies on other machines have others. Empty: not known.
     file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    decoded: DecodedChunks | None = None  # what its offsets are in, where a stage keeps chunks decoded
 
     def __post_init__(self) -> None:
         parts, chunks = len(self.part_file), len(self.chunk_offset)
@@ -238,6 +239,12 @@ class Layout:
         return self.samples * self.sample_nbytes
 
     @property
+    def spans(self) -> NDArray[np.int64]:
+        """The bytes of each file among which its chunks' offsets are."""
+        nbytes = self.file_nbytes.astype(np.int64)
+        return nbytes if self.decoded is None else np.where(self.decoded.files, self.decoded.nbytes, nbytes)
+
+    @property
     def far(self) -> bool:
         """Whether it lies elsewhere: its files are URLs."""
         return any(map(is_url, self.paths))
@@ -289,6 +296,17 @@ class Layout:
         for array in of_files + of_parts + of_chunks:
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedChunks:
+    """What a stage keeps of a Layout: of some files the chunks, decoded, one after another in whole blocks."""
+
+    stored: Layout  # as it lies in its files
+    files: NDArray[np.bool_]  # which of its `paths`
+    begin: NDArray[np.uint64]  # where each chunk is, in what is kept of its file
+    nbytes: NDArray[np.int64]  # that are kept of each file
+    stage: tuple[str, int | None]  # the folder, and how many bytes may be used
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def epoch(data: Any, values: np.ndarray[Any, Any], buffer: Any = 0) -> dict[str,
 
 def as_a_new_process() -> None:
     """Forgets what this process knows of stages, so that all that is read back is checked again."""
-    stage._became.clear()
+    stage.became_of_tiers.clear()
 
 
 def own(folder: Path) -> Path:

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from kit import settle
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
+from solar.loader import adopt_plans
+
 PROGRAMS = int(os.environ.get("SOLAR_PROGRAMS", "60"))
 ROWS = 40
 KINDS = ["f4", "f8", ">f4", ">i2", "i8", "u1", "f2", "c8", "?", "text", "bytes", "enum", "compound", "ragged"]
@@ -329,7 +331,7 @@ def programs(draw: Any) -> tuple[list[Stored], list[Step], dict[str, Any]]:
         "around": draw(st.sampled_from(["", "", "", "subset", "concat", "subset of concat", "wrapper", "stream"])),
         "batch": draw(st.sampled_from([None, 1, 3, 8, 50])),
         "order": draw(st.sampled_from(["", "shuffle", "shuffle", "generator", "list", "weighted"])),
-        "memory": draw(st.sampled_from([None, None, 0, 4096, 1 << 20])),
+        "memory": draw(st.sampled_from([None, None, 0, 4096, 1 << 20, 1 << 24, 1 << 24])),
         "ahead": draw(st.sampled_from([None, None, 1, 30])),
     }
     return files, steps, options
@@ -350,9 +352,10 @@ def around(data: Any, how: str) -> Any:
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     adopt_always(monkeypatch)
+    monkeypatch.setattr(adopt_plans.PlannedRows, "nbytes", 1 << 60)  # epochs are planned, where there is room for all
 
 
-counts = [0, 0]
+counts = [0, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:.* no effect:UserWarning")
@@ -390,6 +393,7 @@ def test_a_program_gives_what_it_gives_with_torchs_loader(
         assert "ended by an error" not in loader.report()
         counts[0] += answered(loader)[0]
         counts[1] += answered(loader)[1]
+        counts[2] += loader.stats()["bytes"] > 0
 
 
 def test_programs_were_answered_from_memory() -> None:
@@ -397,3 +401,4 @@ def test_programs_were_answered_from_memory() -> None:
     if not counts[1]:
         pytest.skip("no program was run here")
     assert counts[0] > counts[1] / 4
+    assert counts[2] > 0, "epochs were planned"

@@ -159,6 +159,17 @@ def test_torchs_profiler_shows_what_is_waited_for(path: str) -> None:
     assert counts["solar: wait for bytes"] == counts["solar: transform and collate"] == 8
 
 
+def test_torchs_profiler_shows_each_batch_of_a_dataset_of_the_users() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            assert len(list(kind(data, 2))) == 4
+        ranges = [one for one in profiled.key_averages() if one.key.startswith("enumerate(DataLoader)#")]
+        found.append([one.count for one in ranges])
+    assert found[0] == found[1] == [5], "of four batches, and the end"
+
+
 def test_an_error_names_the_rank_file_dataset_sample_and_offset(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = H5Dataset(path, "x")
     loader = DataLoader(dataset, 4)

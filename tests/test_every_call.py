@@ -46,8 +46,16 @@ def test_what_is_late_or_hangs_while_a_loader_runs_ends_in_its_time(mode: str) -
     assert ends(done.stdout).get("SolarError" if mode == "hangs" else "batches", 0) > 3, done.stdout
 
 
+def test_a_stat_that_hangs_leaves_a_dataset_of_the_users_to_h5py() -> None:
+    stats = [word for name in ("stat64", "fstat", "fstat64", "statx", "stat") for word in ("--call", name)]
+    scenes = ("--scene", "own", "--scene", "own planned")
+    done = every_call(*scenes, "--mode", "hangs", "--most", "2", *stats)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ends(done.stdout).get("batches", 0) > 4, done.stdout
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", ["service", "own"])
+@pytest.mark.parametrize("scene", ["service", "own", "own planned"])
 def test_whatever_call_of_another_program_fails_it_ends_as_it_should(scene: str) -> None:
     done = every_call("--scene", scene, "--mode", "fails", "--most", "2")
     assert done.returncode == 0, done.stdout + done.stderr

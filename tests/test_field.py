@@ -139,6 +139,36 @@ def test_samples_are_given_another_shape_and_nothing_is_copied() -> None:
     assert Field("x", shape=()).convert(rows[:, :1, :1]).tolist() == rows[:, 0, 0].tolist()
 
 
+def test_numbers_are_narrowed_to_halves_as_numpy_narrows_them() -> None:
+    halves = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")
+    with np.errstate(invalid="ignore", over="ignore"):
+        edges = np.concatenate([np.nextafter(halves, sign * np.float32(np.inf)) for sign in (1, -1)])
+        middles = (halves[:-1] + halves[1:]) / 2  # ties
+    rng = np.random.default_rng(5)
+    found = rng.integers(0, 1 << 32, 1 << 20, np.uint32).view("f4")  # with NaNs of all kinds
+    wholes = [
+        rng.integers(-(1 << 17), 1 << 17, 4096).astype(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "i8", "u8")
+    ]
+    for values in (
+        halves,
+        edges,
+        middles,
+        found,
+        np.array([65504, 65519.996, 65520, -65520], "f4"),
+        *wholes,
+        wholes[0] > 0,
+    ):
+        field = Field("x", dtype="f2")
+        assert field._converted((), values.dtype).native
+        with np.errstate(all="ignore"):
+            expected = values.astype("f2").view("u2")
+        np.testing.assert_array_equal(field.convert(values).view("u2"), expected)
+        pairs = values[: len(values) // 2 * 2].reshape(1, -1, 2)
+        turned = Field("x", dtype="f2", axes=(1, 0)).convert(pairs)
+        np.testing.assert_array_equal(turned[0].T.reshape(-1).view("u2"), expected[: pairs.size])
+    assert not Field("x", dtype="f2")._converted((), np.dtype("f8")).native
+
+
 def test_every_half_is_widened_as_numpy_widens_it() -> None:
     halves = np.arange(1 << 16, dtype="u2").view("f2")
     signalling = np.isnan(halves) & (halves.view("u2") & 0x200 == 0)  # numpy treats these as its processor does
@@ -156,7 +186,7 @@ def test_a_boolean_is_true_whatever_byte_the_file_has_for_it() -> None:
     ("options", "dtype"),
     [
         ({"dtype": "i2"}, "f4"),
-        ({"dtype": "f2"}, "i8"),
+        ({"dtype": "f2"}, "f8"),
         ({"dtype": "?"}, "i4"),
         ({"mean": 1.5, "std": 3}, "f2"),
         ({"mean": 1.5, "std": 3}, ">f4"),

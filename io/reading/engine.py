@@ -195,12 +195,15 @@ def source_of(
     tier: Tier | None = None,
     unit: str = "sample",
 ) -> _native.Source:
-    """Returns the native form of a Layout that is read directly, through a local disk if there is a Tier.
+    """Returns the native form of a Layout that is read directly, through a local disk if there is a Tier, or if a stage
+    keeps its chunks decoded.
 
     `unit` is what messages call its rows.
     """
     ready(layout.paths)
     bypass = bypassed_share(layout, page_cache)
+    decoded = decoded_files(layout)
+    kept_as_stored = tier is not None and not tier.decoded
     source = _native.Source(
         dataset_in_messages(layout),
         list(layout.paths),
@@ -219,18 +222,28 @@ def source_of(
         layout.chunk_nbytes,
         layout.chunk_mask,
         bypass,
-        mapped and tier is None and worth_mapping(layout, bypass),
+        mapped and not kept_as_stored and worth_mapping(layout, bypass),
         layout.file_inode,
         layout.file_ctime_ns,
         [form.nbytes for form in layout.forms],
         unit,
         layout.chunk_file,
+        decoded,
     )
-    if tier is None:
+    if tier is None or tier.decoded:
         return source
     from solar.io.reading.stage import staged
 
     return staged(source, layout, tier)
+
+
+def decoded_files(layout: Layout) -> list[tuple[_native.DecodedFile, _native.Stage | None] | None]:
+    """Returns, for each file, what a stage keeps decoded of it, and the stage; nothing if there is no such file."""
+    if layout.decoded is None:
+        return []
+    from solar.io.reading.decoded_stage import native_files
+
+    return native_files(layout.decoded)
 
 
 def dataset_in_messages(layout: Layout) -> str:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from solar.errors import SolarError
 from solar.io.reading.reader import known_of, layout_identity, stat_identity
 from solar.io.system import lifecycle
+from solar.io.system.waiting import WaitTimeout, within
 from solar.values import Layout
 
 # Numbers only: h5py makes objects of its own of text, references, enumerations and structures.
 NUMERIC = "biufc"
 
+FILE_PATIENCE = 60.0  # seconds that a file system has to say whether a file is what it was
+
 ReadCall = Callable[..., Any]
+T = TypeVar("T")
 
 
 class H5pyReader(Protocol):
@@ -78,7 +82,8 @@ def _plain_file(name: Any) -> tuple[str, tuple[int, ...]] | None:
             return None
     try:
         descriptor = name.fileno()
-        return str(Path(f"/proc/self/fd/{descriptor}").readlink()), stat_identity(os.fstat(descriptor))
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        return path, stat_identity(answered(lambda: os.fstat(descriptor), path))
     except (OSError, ValueError):
         return None
 
@@ -211,6 +216,15 @@ def _is_integer(one: Any) -> bool:
 # --- where a dataset's values lie ----
 
 
+def answered(work: Callable[[], T], *files: str) -> T:
+    """Returns what `work` finds out about files. Raises WaitTimeout if their file system does not answer in a minute.
+
+    h5py has these files open, and goes on as it can.
+    """
+    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    return within(FILE_PATIENCE, work, f"still waiting for the file system of {files[0]}{more}")
+
+
 class DatasetPlace(NamedTuple):
     """Identifies the dataset and the file of an h5py.Dataset."""
 
@@ -229,20 +243,22 @@ def open_dataset(dataset: Any) -> DatasetPlace | None:
         return None if plain is None else DatasetPlace(plain[0], dataset.name, plain[1])
     if file.driver != "sec2":
         return None
-    identity = stat_identity(os.fstat(file.id.get_vfd_handle()))
-    return DatasetPlace(str(Path(file.filename).absolute()), dataset.name, identity)
+    path, descriptor = str(Path(file.filename).absolute()), file.id.get_vfd_handle()
+    return DatasetPlace(path, dataset.name, stat_identity(answered(lambda: os.fstat(descriptor), path)))
 
 
 def readable_layout(dataset: Any, opened: DatasetPlace) -> Layout | None:
     """Returns where the values of an h5py.Dataset lie, if native code reads them as h5py does; else None.
 
-    It checks that the file at this path is still the one that is open.
+    It checks that the file at this path is still the one that is open. Raises WaitTimeout if nobody answers.
     """
     kind = dataset.dtype
     if kind.kind not in NUMERIC or kind.metadata is not None or not dataset.shape or not dataset.size:
         return None
     try:
-        layout = known_of(opened.path, opened.name).layout
+        layout = answered(lambda: known_of(opened.path, opened.name).layout, opened.path)
+    except WaitTimeout:
+        raise
     except (SolarError, OSError):
         return None
     if layout.reader != "direct" or layout.dtype != kind or layout.shape != dataset.shape:

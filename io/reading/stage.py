@@ -1,4 +1,4 @@
-"""Tier: keeps bytes that were read from a slow storage in files on a local disk, and reads them from there.
+"""Tier: keeps bytes that were read from a slow storage, or decoded, in files on a local disk, and reads them there.
 
 Which bytes may stay is decided here, under the lock of the folder, before anything is read: the first ones of each
 dataset, as far as there is room. Native code writes and reads them (native/include/solar/stage.hpp).
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ CLAIMS = (STAGE_BLOCK - 64 - 4) // CLAIM.size  # that a stage file has room for
 STAGE_VERSION = 1
 LOCK_WAIT = 60.0  # seconds
 SUFFIX = ".stage"
+KEPT_AS = ("stored", "decoded")
 
 Runs = NDArray[np.int64]  # begin and end of each run of blocks
 Claims = dict[bytes, tuple[int, int]]  # by its key: blocks, limit
@@ -49,6 +51,7 @@ class Tier:
 
     folder: str
     nbytes: int | None = None
+    decoded: bool = False  # chunks of local files are kept decoded, instead of bytes as they are stored
 
     @property
     def own(self) -> Path:
@@ -56,11 +59,14 @@ class Tier:
         return Path(self.folder) / f"solar-stage-{os.geteuid()}"
 
 
-def tier_of(stage: str | os.PathLike[str] | None, size: int | str | None) -> Tier | None:
-    """Returns the Tier for `stage` and `stage_size`, checked."""
+def tier_of(stage: str | os.PathLike[str] | None, size: int | str | None, kept_as: str = "stored") -> Tier | None:
+    """Returns the Tier for `stage`, `stage_size` and `stage_as`, checked."""
+    if kept_as not in KEPT_AS:
+        raise PlanError(f"stage_as={kept_as!r}: it is one of {', '.join(map(repr, KEPT_AS))}")
     if stage is None:
-        if size is not None:
-            raise PlanError(f"stage_size={size!r} without `stage`: name the folder of a local disk")
+        if size is not None or kept_as != "stored":
+            given = f"stage_size={size!r}" if size is not None else f"stage_as={kept_as!r}"
+            raise PlanError(f"{given} without `stage`: name the folder of a local disk")
         return None
     folder = os.fspath(stage)
     if not os.path.isdir(folder):  # noqa: PTH112 (as given, in the words)
@@ -69,14 +75,14 @@ def tier_of(stage: str | os.PathLike[str] | None, size: int | str | None) -> Tie
         size = quantities.size_of(size, shutil.disk_usage(folder).total)
     if size is not None and size <= 0:
         raise PlanError(f"stage_size={size!r}: a stage takes some bytes; leave out `stage` for none")
-    return Tier(folder, size)
+    return Tier(folder, size, kept_as == "decoded")
 
 
 # --- what became of it, for words ----
 
 
 @dataclass
-class _Became:
+class Became:
     """What this process knows of a Tier."""
 
     stages: dict[Path, tuple[bytes, _native.Stage]] = field(default_factory=dict)  # each with its token
@@ -84,12 +90,12 @@ class _Became:
     problems: dict[str, None] = field(default_factory=dict)  # in their order, each once
 
 
-_became: dict[Tier, _Became] = {}
+became_of_tiers: dict[Tier, Became] = {}
 
 
 def tier_warnings(tier: Tier) -> str:
     """Returns warnings about a Tier in this process, one per line; none if all is well."""
-    became = _became.get(tier, _Became())
+    became = became_of_tiers.get(tier, Became())
     lines = [f"Not staged in {tier.folder}: {problem}." for problem in became.problems]
     stages = [stage for _, stage in became.stages.values()]
     lost = [stage.lost for stage in stages if stage.lost]
@@ -126,10 +132,10 @@ def stage_reason(code: int) -> str:
 
 def staged(source: _native.Source, layout: Layout, tier: Tier) -> _native.Source:
     """Returns the Source with its bytes kept in the Tier; the Source itself if the local disk refuses."""
-    became = _became.setdefault(tier, _Became())
+    became = became_of_tiers.setdefault(tier, Became())
     try:
         with lock_folder(tier) as folder:
-            files = _Opening(folder, tier, became).files(layout)
+            files = StageFolder(folder, tier, became).files(layout)
     except OSError as error:
         became.problems[f"{error.strerror or error}"] = None
         return source
@@ -146,6 +152,41 @@ def drop(tier: Tier, layouts: list[Layout] | None = None) -> tuple[int, int]:
             path.unlink()
         atomic_file.sweep(folder)
     return len(gone), nbytes
+
+
+class StagedFile(NamedTuple):
+    """What is there of one file."""
+
+    origin: str  # its path, as far as there was room for it
+    decoded: bool  # its chunks, decoded
+    nbytes: int  # of the disk
+    most: int  # that it may take
+    written: float  # last, in seconds since the epoch
+    stale: bool  # the file was written to since, or is gone
+
+
+def staged_files(tier: Tier) -> list[StagedFile]:
+    """Returns what is there, in the order in which it was written to."""
+    if not tier.own.exists():
+        return []
+    with lock_folder(tier) as folder:
+        found = [(path, stage) for path in _stage_files(folder) if (stage := _StageFile.found(path)) is not None]
+        return sorted((_described(path, stage) for path, stage in found), key=lambda one: one.written)
+
+
+def _described(path: Path, stage: _StageFile) -> StagedFile:
+    facts, (_, identity, *decoded) = path.lstat(), path.stem.split("-")
+    now = None if is_url(stage.origin) else _identity_now(stage.origin)
+    stale = now is not None and now != identity
+    return StagedFile(stage.origin, bool(decoded), facts.st_blocks * 512, stage.taken, facts.st_mtime, stale)
+
+
+def _identity_now(path: str) -> str:
+    try:
+        facts = os.stat(path)  # noqa: PTH116 (as stored)
+    except OSError:
+        return ""
+    return _hashed([facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns])
 
 
 @contextmanager
@@ -198,8 +239,9 @@ class _StageFile:
 
     path: Path
     token: bytes
-    nbytes: int  # of the far file
+    nbytes: int  # of the far file; of its chunks, decoded
     claims: Claims
+    origin: str = ""  # the path of the far file, as far as there was room for it
 
     @property
     def taken(self) -> int:
@@ -210,7 +252,8 @@ class _StageFile:
     def page(self) -> bytes:
         head = HEADER_PAGE.pack(b"SOLARSTG", STAGE_VERSION, STAGE_BLOCK, self.token, self.nbytes, len(self.claims))
         claims = b"".join(CLAIM.pack(key, *claim) for key, claim in self.claims.items())
-        text = (head.ljust(64, b"\0") + claims).ljust(STAGE_BLOCK - 4, b"\0")
+        own = head.ljust(64, b"\0") + claims
+        text = (own + os.fsencode(self.origin)[: STAGE_BLOCK - 4 - len(own)]).ljust(STAGE_BLOCK - 4, b"\0")
         return text + struct.pack("<I", zlib.crc32(text))
 
     @classmethod
@@ -226,7 +269,8 @@ class _StageFile:
         if not sound or size != _size(nbytes):
             return None
         claims = (CLAIM.unpack_from(page, 64 + CLAIM.size * at) for at in range(count))
-        return cls(path, token, nbytes, {key: (blocks, limit) for key, blocks, limit in claims})
+        origin = os.fsdecode(page[64 + CLAIM.size * count : -4].rstrip(b"\0"))
+        return cls(path, token, nbytes, {key: (blocks, limit) for key, blocks, limit in claims}, origin)
 
     def make(self) -> None:
         with atomic_file.write_file(self.path, sync=False) as file:
@@ -254,18 +298,21 @@ def _name(layout: Layout, file: int) -> tuple[str, str]:
     place = path if is_url(path) else os.path.realpath(path)
     facts = [layout.file_nbytes, layout.file_mtime_ns]
     facts += [layout.file_inode, layout.file_ctime_ns] if len(layout.file_inode) else []
-    identity = ",".join(str(int(one[file])) for one in facts)
-    return _hash(os.fsencode(place)).hex(), _hash(identity.encode()).hex()
+    return hash_of(os.fsencode(place)).hex(), _hashed([int(one[file]) for one in facts])
 
 
-def _hash(text: bytes) -> bytes:
+def _hashed(identity: list[int]) -> str:
+    return hash_of(",".join(map(str, identity)).encode()).hex()
+
+
+def hash_of(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-class _Opening:
+class StageFolder:
     """Gives Layouts their places in a locked folder."""
 
-    def __init__(self, folder: Path, tier: Tier, became: _Became) -> None:
+    def __init__(self, folder: Path, tier: Tier, became: Became) -> None:
         self._folder, self._tier, self._became = folder, tier, became
         self._there: dict[str, dict[str, _StageFile]] = {}  # by the two halves of their names
         for path in _stage_files(folder):
@@ -287,24 +334,37 @@ class _Opening:
         return [self._file(layout, at, runs(at)) for at in range(len(layout.paths))]
 
     def _file(self, layout: Layout, at: int, runs: Runs) -> tuple[_native.Stage, int] | None:
-        if not len(runs):
+        if not len(runs) or not self._may_stay(layout, at):
             return None
-        if is_unversioned(layout.paths[at]):
-            why = f"the server of {layout.paths[at]} tells no version of it from another"
-            self._became.problems[why] = None
-            return None
-        just_now = time.time_ns() - int(layout.file_mtime_ns[at]) < SETTLED_NS
-        if just_now and not is_url(layout.paths[at]):  # an object has a mark of its own for each time it is written
-            self._became.problems[f"{layout.paths[at]} was written to less than two seconds ago"] = None
-            return None
-        key = _hash(runs.astype("<i8").tobytes())
+        key = hash_of(runs.astype("<i8").tobytes())
         wanted = int((runs[:, 1] - runs[:, 0]).sum())
-        place, identity = _name(layout, at)
-        path = self._folder / f"{place}-{identity}{SUFFIX}"
-        stage = self._stage(path, int(layout.file_nbytes[at]))
+        path = self._folder / f"{'-'.join(_name(layout, at))}{SUFFIX}"
+        stage = self._stage(path, int(layout.file_nbytes[at]), layout.paths[at])
         blocks, limit = (0, 0) if stage is None else self._claim(stage, key, wanted, runs)
         self._became.claims.setdefault(path, {})[key] = wanted, blocks
         return None if stage is None else (self._shared(stage), limit)
+
+    def decoded(self, layout: Layout, at: int, key: bytes, nbytes: int) -> _native.Stage | None:
+        """Returns the stage of so many bytes, all of which have a place, of the chunks of a file; None: no room."""
+        if not self._may_stay(layout, at):
+            return None
+        path = self._folder / f"{'-'.join(_name(layout, at))}-{key.hex()}{SUFFIX}"
+        blocks = nbytes // STAGE_BLOCK
+        stage = self._stage(path, nbytes, layout.paths[at], {key: (blocks, blocks)})
+        self._became.claims.setdefault(path, {})[key] = blocks, 0 if stage is None else blocks
+        return None if stage is None else self._shared(stage)
+
+    def _may_stay(self, layout: Layout, at: int) -> bool:
+        """Returns whether the file is one that can be told from what it was before; notes why not."""
+        problem = ""
+        if is_unversioned(layout.paths[at]):
+            problem = f"the server of {layout.paths[at]} tells no version of it from another"
+        just_now = time.time_ns() - int(layout.file_mtime_ns[at]) < SETTLED_NS
+        if just_now and not is_url(layout.paths[at]):  # an object has a mark of its own for each time it is written
+            problem = f"{layout.paths[at]} was written to less than two seconds ago"
+        if problem:
+            self._became.problems[problem] = None
+        return not problem
 
     def _shared(self, stage: _StageFile) -> _native.Stage:
         """Returns the one stage object for all readers in this process."""
@@ -314,14 +374,14 @@ class _Opening:
             self._became.stages[stage.path] = stage.token, native
         return native
 
-    def _stage(self, path: Path, nbytes: int) -> _StageFile | None:
+    def _stage(self, path: Path, nbytes: int, origin: str, claims: Claims | None = None) -> _StageFile | None:
         """Returns the stage file for a file of this size, made if there is none; None if there is no room for it."""
         place, _, identity = path.stem.partition("-")
         same = self._there.setdefault(place, {})
-        for stale in [one for one in same if one != identity]:
+        for stale in [one for one in same if one.partition("-")[0] != identity.partition("-")[0]]:
             self._remove(place, stale)  # the far file is another one now
         if identity not in same:
-            made = _StageFile(path, secrets.token_bytes(16), nbytes, {})
+            made = _StageFile(path, secrets.token_bytes(16), nbytes, claims or {}, origin)
             if self._room() < made.taken:
                 return None
             made.make()

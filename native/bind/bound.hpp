@@ -13,13 +13,23 @@
 #include "solar/batches.hpp"
 #include "solar/convert.hpp"
 #include "solar/memory.hpp"
+#include "solar/decoded.hpp"
 #include "solar/reader.hpp"
 #include "solar/serve.hpp"
+#include "solar/stage.hpp"
 
 namespace solar::bind {
 
 struct BoundSource {
   std::shared_ptr<const Source> native;
+};
+
+struct BoundStage {
+  std::shared_ptr<Stage> native;
+};
+
+struct BoundDecodedFile {
+  std::shared_ptr<const DecodedFile> native;
 };
 
 // Boxes, and the Source that they are of.

@@ -132,7 +132,9 @@ struct Wanted {
     }
     const std::optional<Number> own = number_if_known(source),
                                 made = is_bfloat16(out) ? Number::bfloat16 : number_if_known(out);
-    const bool known = made == Number::float32 || made == Number::float64 || made == Number::bfloat16;
+    const bool halves = made == Number::float16 && own != Number::float64 && mean_array.is_none() &&
+                        std_array.is_none() && !packed;
+    const bool known = made == Number::float32 || made == Number::float64 || made == Number::bfloat16 || halves;
     if (!own || !known || !out.aligned())
       throw nb::type_error(("cannot convert items of format " + std::string(source.format()) + " to " +
                             std::string(out.format()))

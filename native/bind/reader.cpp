@@ -30,7 +30,9 @@ namespace {
 using solar::Backend;
 using solar::bind::Array;
 using solar::bind::BoundBoxes;
+using solar::bind::BoundDecodedFile;
 using solar::bind::BoundSource;
+using solar::bind::BoundStage;
 using solar::bind::bytes_of;
 using solar::bind::counts_of;
 using solar::bind::Filters;
@@ -95,7 +97,8 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
                  Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped,
                  const std::optional<Array<std::uint64_t>>& file_inode,
                  const std::optional<Array<std::int64_t>>& file_ctime_ns, const std::vector<std::uint64_t>& form_nbytes,
-                 std::string unit, const std::optional<Array<std::int32_t>>& chunk_file) {
+                 std::string unit, const std::optional<Array<std::int32_t>>& chunk_file,
+                 const std::vector<std::optional<std::pair<BoundDecodedFile, std::optional<BoundStage>>>>& decoded) {
   if (!form_nbytes.empty() && form_nbytes.size() != forms.size()) throw nb::value_error("a size for each form, or none");
   auto source = std::make_shared<solar::Source>();
   source->name = name_of(name);
@@ -105,6 +108,10 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
   source->itemsize = itemsize;
   source->swap = swap;
   source->bypass = bypass;
+  for (const auto& one : decoded) {
+    source->decoded.push_back(one ? one->first.native : nullptr);
+    source->staged.push_back(one && one->second ? solar::Staged{one->second->native, UINT64_MAX} : solar::Staged());
+  }
   if (mapped) source->map();
   source->row_shape = std::move(row_shape);
   for (std::size_t i = 0; i < forms.size(); ++i) {
@@ -345,7 +352,7 @@ void bind_reader(nb::module_& module) {
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
            "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none(),
            "form_nbytes"_a = std::vector<std::uint64_t>(), "unit"_a = "sample",
-           "chunk_file"_a.noconvert() = nb::none())
+           "chunk_file"_a.noconvert() = nb::none(), "decoded"_a = nb::list())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundReader>(module, "Reader")
       .def(

@@ -32,6 +32,8 @@ void check_arrays(const Source& s) {
   check_steps(s, s.part_first, "the rows of the parts");
   check_steps(s, s.part_chunks, "the chunks of the parts");
   if (static_cast<std::uint64_t>(s.part_chunks.back()) != chunks) refuse(s, "the parts do not share out the chunks");
+  const std::size_t files = s.files.size();
+  if (!s.decoded.empty() && (s.decoded.size() != files || s.staged.size() != files)) refuse(s, "a stage for each file");
   if (!(s.bypass >= 0 && s.bypass <= 1)) refuse(s, "the share that bypasses the page cache is from 0 to 1");
   if (s.itemsize == 0 || (s.swap != 0 && s.itemsize % s.swap != 0)) refuse(s, "its element size is wrong");
 }
@@ -74,8 +76,8 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
   for (std::size_t k = begin; !s.chunk_file.empty() && k < end; ++k)
     if (s.file_of(part, k) >= s.files.size()) refuse(s, "a chunk names a file that is not there");
   const bool one_file = s.chunk_file.empty();
-  const std::uint64_t size_of_part = s.files[static_cast<std::size_t>(s.part_file[part])].was.nbytes;
-  const auto size_at = [&](std::size_t k) { return one_file ? size_of_part : s.files[s.file_of(part, k)].was.nbytes; };
+  const std::uint64_t size_of_part = s.nbytes_of(static_cast<std::size_t>(s.part_file[part]));
+  const auto size_at = [&](std::size_t k) { return one_file ? size_of_part : s.nbytes_of(s.file_of(part, k)); };
   const auto bad = [&](std::size_t k) {
     const std::uint64_t nbytes = s.chunk_nbytes[k], size = size_at(k);
     const bool stored_raw = (s.chunk_mask[k] & all_masked) == all_masked;
@@ -101,6 +103,21 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
   }
 }
 
+// Where a stage keeps chunks decoded, each entry is one of them, and nothing is left to be decoded.
+void check_decoded(const Source& s, std::size_t part) {
+  if (s.decoded.empty()) return;
+  const auto begin = static_cast<std::size_t>(s.part_chunks[part]);
+  const auto end = static_cast<std::size_t>(s.part_chunks[part + 1]);
+  const bool plain = s.forms[static_cast<std::size_t>(s.part_form[part])].pipeline.empty();
+  for (std::size_t k = begin; k < end; ++k) {
+    const auto& decoded = s.decoded[s.file_of(part, k)];
+    if (decoded == nullptr) continue;
+    if (!plain || !decoded->has(s.chunk_offset[k], s.chunk_nbytes[k])) {
+      refuse(s, where(s, part, k) + " is none that its stage keeps decoded");
+    }
+  }
+}
+
 void check_part(const Source& s, std::size_t part, const std::vector<Checked>& forms) {
   const auto file = static_cast<std::size_t>(s.part_file[part]);
   const auto index = static_cast<std::size_t>(s.part_form[part]);
@@ -117,6 +134,7 @@ void check_part(const Source& s, std::size_t part, const std::vector<Checked>& f
     refuse(s, "its shape or chunk shape is too large to exist");
   }
   check_chunks(s, part, form.all_masked, grid_chunks, raw);
+  check_decoded(s, part);
 }
 
 }  // namespace

@@ -266,6 +266,14 @@ class LoaderBuffer:
             if not whole:
                 self._end()
 
+    def begin_anew(self, options: BufferOptions) -> None:
+        """Ends the run, and forgets what is read. The next pass has a buffer by these options."""
+        with self._lock:
+            self._end()
+            self._lease = None
+            self.options = options
+            self._reset()
+
     def close(self) -> None:
         """Ends the run, and the connection to a service. The next iterator begins anew."""
         if self._owner == os.getpid():

@@ -117,7 +117,9 @@ def choose_memory(
     memory = BufferMemory(weighed=weighed)
     if left:  # a buffer that nobody has asked for would draw from the sampler long before
         return memory
-    if options.nbytes is not None:
+    if options.nbytes and found is None and (why := sizing.kept_at_hand(layouts_of_source(source), ranks)):
+        log.info("no buffer: %s", why)
+    elif options.nbytes is not None:
         memory.apart, memory.nbytes = ranks, max(1, options.nbytes // ranks)
     else:
         memory.nbytes, why = weighed()
@@ -273,6 +275,12 @@ def batch_needs(
         fields.append(SampleBytes(0, source.first.constants.nbytes))
     scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(source))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=reading_threads(), exchange=exchange, room=room)
+
+
+def refuse_small(source: SampleSource, nbytes: int, pace: AheadSpec, batch: int, processes: int) -> str:
+    """Returns why a buffer is too small for twice what the batches of these processes take; empty if it is not."""
+    least = 2 * processes * batch_needs(source, pace, batch).least
+    return f"give at least buffer={least} for batches of {batch}" if nbytes < least else ""
 
 
 def made_nbytes(opened: FieldReader) -> int:

@@ -26,6 +26,7 @@ Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 
 AUTO = "auto"
 SERVICE_NBYTES = 1 << 62  # a service says itself whether its memory is enough
+FITTING = "fits into the page cache, and samples are copied out of it"
 FITS = "the files fit into the page cache"  # and nothing is decoded, as in most: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
 SMALL_PIECE, PIECE_SECONDS = 1024, 3e-7  # bytes of a sample that lie together: to find fewer takes longer than to copy
@@ -112,6 +113,13 @@ def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
     if any(one.far for one in layouts):
         return False  # which holds nothing of what is fetched
     return sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
+
+
+def kept_at_hand(layouts: Sequence[Layout], ranks: int) -> str:
+    """Returns why a buffer gains nothing where a stage keeps all decoded and the page cache holds it; else nothing."""
+    decoded = any(one.decoded is not None for one in layouts)
+    plain = not any(form.filters for one in layouts for form in one.forms)
+    return f"what the stage keeps decoded {FITTING}" if decoded and plain and fit_page_cache(layouts, ranks) else ""
 
 
 def auto(

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from solar.io.codec.codec import ENCODED_TYPES, FILTER
+from solar.io.reading.decoded_stage import decoded_nbytes
 from solar.io.system.quantities import count, size
 from solar.values import Form, Layout
 
@@ -104,12 +105,19 @@ def advice(layout: Layout) -> str:
         return (
             f"Read one by one in random order, an epoch decodes {epoch}: {one.waste:.0f} times the dataset. A batch "
             "decodes each of its chunks once, so larger batches help. So does memory in which samples wait for their "
-            'turn: DataLoader(..., buffer="25%"). Or store one sample in a chunk, every bit as it is:\n'
-            + _rewrite(layout)
+            f'turn: DataLoader(..., buffer="25%").{_kept_decoded(layout)} Or store one sample in a chunk, every bit as '
+            "it is:\n" + _rewrite(layout)
         )
     if one.reads > 1 and one.read_nbytes < FEW_BYTES:
         return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_rewrite(layout)}"
     return ""
+
+
+def _kept_decoded(layout: Layout) -> str:
+    """Describes what a stage that keeps chunks decoded takes; nothing if none of them can be kept."""
+    if not (nbytes := decoded_nbytes(layout)):
+        return ""
+    return f' Or keep them decoded on a local disk, {size(nbytes)}: H5Dataset(..., stage=DIR, stage_as="decoded").'
 
 
 def _rewrite(layout: Layout) -> str:

@@ -26,6 +26,7 @@ from solar.errors import PlanError
 from solar.io.channels.progress import Phase, awaited, showing
 from solar.io.hdf5.layouts import inspect, survey
 from solar.io.hdf5.paths import files_of
+from solar.io.reading.decoded_stage import decoded_nbytes
 from solar.io.reading.engine import ROOM
 from solar.io.reading.reader import read
 from solar.io.reading.run import scratch_nbytes
@@ -75,6 +76,7 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
   load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
   stage (with --stage: {nbytes, first_epoch, later_epochs, all: bytes that are read from afar}, or null),
+  stage_decoded (bytes of a stage that keeps all chunks decoded; 0: none are to be decoded),
   mixed (with --order: {block, window, chunk, study}, as far as it has them, or null),
   fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
 keys that --order adds: block, chunk (samples; 1 where no chunks are alike), largest_window (that memory has room for;
@@ -189,6 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
         asked["stage"] = planned.from_afar(cases, answered, arguments.stage)
+        asked["stage_decoded"] = sum(map(decoded_nbytes, layouts))
         asked["mixed"] = None if cases[0].drawn.by is None else dict(cases[0].drawn.by.facts)
         asked |= {} if windows is None else mixed.windows_as_json(windows)
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
@@ -198,6 +201,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
         if afar := planned.from_afar(cases, answered, arguments.stage):
             print(planned.afar_in_words(afar, cases[0].epochs))
+        if decoded := planned.decoded_in_words(cases, arguments.memory, sum(map(decoded_nbytes, layouts))):
+            print(decoded)
         if windows is not None:
             assert cases[0].drawn.by is not None
             print()

@@ -167,6 +167,17 @@ def afar_in_words(afar: dict[str, float], epochs: int) -> str:
     return f"{stage}, the first epoch reads {first} from afar, each later one {later}: {every} in {epochs} epochs."
 
 
+def decoded_in_words(cases: list[PlannedData], memory: int, nbytes: int) -> str:
+    """Says what a stage that keeps chunks decoded takes, where memory does not hold all of them."""
+    nodes = -(-cases[0].world.ranks // cases[0].world.ranks_per_node)
+    if nbytes <= memory * nodes:
+        return ""
+    return (
+        f'Kept decoded on a local disk (stage_as="decoded") these data take {quantities.size(nbytes)}, and later '
+        "epochs decode nothing."
+    )
+
+
 def rank_loads(one: PlannedData, answered: Answer, compute: float) -> Iterator[str]:
     """Yields what our epoch asks of the network and of the storage."""
     travel, load = answered.travel, storage_load(answered, compute)

@@ -26,6 +26,7 @@ from solar.io.reading.h5py_calls import (
     H5pyCalls,
     ReadCall,
     Selected,
+    answered,
     identity_of,
     open_dataset,
     plain_values,
@@ -34,7 +35,8 @@ from solar.io.reading.h5py_calls import (
 )
 from solar.io.reading.reader import file_identity, layout_identity
 from solar.io.system import memory as machine
-from solar.loader.held_blocks import BlockSource, HeldBlock, HeldBlocks, is_one_block
+from solar.io.system.waiting import WaitTimeout
+from solar.loader.held_blocks import BlockSource, HeldBlock, HeldBlocks, RowSource, is_one_block
 from solar.loader.read_rules import RowsRead
 from solar.loader.sample_reads import SampleReads, asks_one_by_one
 from solar.values import Layout
@@ -133,6 +135,7 @@ class CallCounts:
     checked: tuple[int, float] = (0, 0.0)  # answered, seconds when it was last seen whether it is worth it
     bad: int = 0  # times in a row that it was not
     useless: int = 0  # blocks that were read in vain, less those that were not
+    had_room: bool = True  # what the batch needs that is made; else nothing is missed
     missed: int = 0  # calls of datasets that are read ahead that were read as asked
     held: tuple[int, int] = (0, 0)  # answered, missed when it was last seen whether the rules hold
     learned_again: int = 0
@@ -155,7 +158,7 @@ class AdoptedReads:
         self.watching = True  # what is read is noted
         self._buffer = buffer
         self._asked_for = asked_for
-        self._sources: dict[int, BlockSource] = {}
+        self.sources: dict[int, RowSource] = {}  # of the rows that are in memory, by the number of their dataset
         self._sample: list[RowsRead] | None = None  # where what is read is noted
         self.lock = threading.RLock()
 
@@ -204,7 +207,7 @@ class AdoptedReads:
 
     def _count_call(self, number: int) -> None:
         self.counts.asked += 1
-        self.counts.missed += number in self._sources
+        self.counts.missed += self.counts.had_room and number in self.sources
 
     def _fits(self, number: int, dest: Any) -> bool:
         if type(dest) is not np.ndarray or not dest.flags.c_contiguous or not dest.flags.writeable:
@@ -218,12 +221,15 @@ class AdoptedReads:
             if number < 0 or not dataset.id.valid:
                 return -1, None
             return number, selected(args, self.known.layouts[number].shape)
+        except WaitTimeout as error:
+            self.unanswered(error)
+            return -1, None
         except Exception:  # whatever is wrong with this call, h5py says it
             return -1, None
 
     def _values(self, number: int, wanted: Selected) -> Any:
         """Returns what h5py would give; None if it is not in memory."""
-        source = self._sources.get(number)
+        source = self.sources.get(number)
         if source is None:
             return None
         try:
@@ -298,27 +304,27 @@ class AdoptedReads:
     def leave(self, why: str) -> None:
         """Stops adopting the Dataset, and logs why."""
         self.left_alone, self.watching = why, False
-        for source in self._sources.values():
+        for source in self.sources.values():
             self.held.forget(source)
-        self._sources.clear()
-        log.info("%s.__getitem__ reads as torch's loader has it read: %s", self._name, why)
+        self.sources.clear()
+        log.info("%s.__getitem__ reads as torch's loader has it read: %s", self.name, why)
 
     def warn_of_no_effect(self) -> None:
         """Warns once about arguments that the user gave for reading ahead and that have no effect."""
         if self.left_alone and self._asked_for:
             given, self._asked_for = self._asked_for, ()
             have = "have" if len(given) > 1 else "has"
-            text = f"{' and '.join(given)} {have} no effect over {self._name}: {self.left_alone}"
+            text = f"{' and '.join(given)} {have} no effect over {self.name}: {self.left_alone}"
             warnings.warn(text, stacklevel=2)
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
         return " + ".join(dict.fromkeys(type(leaf).__name__ for leaf in self.reads.leaves))
 
     def _say(self) -> None:
         if not self.counts.said:
             self.counts.said = True
-            log.info("reading ahead for %s.__getitem__: %s", self._name, self.words())
+            log.info("reading ahead for %s.__getitem__: %s", self.name, self.words())
 
     def words(self) -> str:
         """Describes what is read, as in "2 datasets of scan.h5, row i"."""
@@ -335,11 +341,11 @@ class AdoptedReads:
         """Returns the line for the report; empty if h5py was never called."""
         counts = self.counts
         if self.left_alone:
-            return f"{self._name} is read as torch's loader reads it: {self.left_alone}."
+            return f"{self.name} is read as torch's loader reads it: {self.left_alone}."
         if not counts.answered + counts.asked:
             return ""
         return (
-            f"{self._name}'s reads by h5py: {counts.answered:,} answered from memory, {counts.asked:,} read as asked "
+            f"{self.name}'s reads by h5py: {counts.answered:,} answered from memory, {counts.asked:,} read as asked "
             f"({self.words()})."
         )
 
@@ -347,18 +353,37 @@ class AdoptedReads:
 
     def failed(self, error: Exception) -> None:
         """Stops adopting the Dataset after an error that is not the Dataset's own. Its samples are read by h5py."""
-        log.warning("reading ahead for %s ended by an error: %r", self._name, error)
+        log.warning("reading ahead for %s ended by an error: %r", self.name, error)
         self.leave(f"reading ahead ended by an error: {error}")
 
+    def unanswered(self, error: Exception) -> None:
+        """Stops adopting the Dataset because a file system hangs. h5py, which has the file open, may still read."""
+        log.warning("reading ahead for %s ended: %s", self.name, error)
+        self.leave(str(error))
+
     def begin_epoch(self) -> None:
-        """Leaves files to h5py that were changed or replaced."""
+        """Leaves files to h5py that were changed or replaced; all of them if their file system does not answer."""
         with self.lock:
-            for number, source in list(self._sources.items()):
-                layout = source.layout
-                if file_identity(layout.paths[0]) != layout_identity(layout):
-                    self.held.forget(source)
-                    del self._sources[number]
-                    self.known.changed.add(number)
+            for number in self._changed(set(self.sources)):
+                self.held.forget(self.sources.pop(number))
+                self.known.changed.add(number)
+
+    def check_files(self) -> bool:
+        """Returns whether all files are what they were."""
+        with self.lock:
+            self.known.changed |= self._changed(set(range(len(self.known.layouts))))
+            return not self.known.changed and not self.left_alone
+
+    def _changed(self, numbers: set[int]) -> set[int]:
+        """Returns those of the datasets whose files are no more what they were."""
+        layouts = {number: self.known.layouts[number] for number in numbers - self.known.changed}
+        files = {layout.paths[0]: layout_identity(layout) for layout in layouts.values()}
+        try:
+            now = answered(lambda: {path: file_identity(path) for path in files}, *files) if files else {}
+        except WaitTimeout as error:
+            self.unanswered(error)
+            return set()
+        return {number for number, layout in layouts.items() if now[layout.paths[0]] != layout_identity(layout)}
 
     def start(self, indices: Any) -> list[HeldBlock] | None:
         """Begins to read what a batch will need. Returns None if there is no room yet."""
@@ -373,9 +398,9 @@ class AdoptedReads:
         for number, starts, rows in self._expect(indices):
             if number in self.known.changed:
                 continue
-            source = self._sources.get(number)
-            if source is None:
-                source = self._sources[number] = BlockSource(self.known.layouts[number], rows, self._buffer)
+            source = self.sources.get(number)
+            if not isinstance(source, BlockSource):
+                source = self.sources[number] = BlockSource(self.known.layouts[number], rows, self._buffer)
             needed.setdefault(source, []).append(source.blocks_of(starts, rows))
         blocks = {
             source: (np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]).tolist()
@@ -428,9 +453,9 @@ class AdoptedReads:
     def close(self) -> None:
         """Frees the memory. What was learned stays."""
         with self.lock:
-            for source in self._sources.values():
+            for source in self.sources.values():
                 self.held.forget(source)
-            self._sources.clear()
+            self.sources.clear()
             self.held = HeldBlocks(self.held.capacity)
 
 
@@ -479,7 +504,7 @@ class AdoptedPass:
                 self._begin(self._next(indices))
             self._read_ahead(indices)
             self._now, blocks = self._waiting.popleft()
-            self._blocks = blocks or []
+            self._blocks, adopted.counts.had_room = blocks or [], blocks is not None
         adopted.counts.seconds += perf_counter() - begun
         return self._now
 

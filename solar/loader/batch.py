@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.profiler import record_function
@@ -42,6 +42,7 @@ class BatchMaker:
     thread_safe: bool
     collate_fn: Callable[[Any], Any]
     auto_collation: bool
+    of_arrays: ClassVar[bool] = True  # it needs nothing but the arrays of a batch and the numbers of its samples
 
     def __post_init__(self) -> None:
         torchs_own = default_collate if self.auto_collation else default_convert
@@ -64,6 +65,15 @@ class BatchMaker:
         assert keys is not None, "of each batch that is transformed"
         return transformed_by_key(self.transform, samples, keys, self.thread_safe, self.takes_rng)
 
+    def make_here(self, keys: SampleKeys | None, future: BatchFuture, seconds: float | None) -> Any:
+        """Waits for the bytes of a batch, and makes it in this thread."""
+        if not profiling():
+            return make_batch(self, keys, future, future.pending.arrived(seconds))
+        with span("solar: wait for bytes"):
+            arrived = future.pending.arrived(seconds)
+        with span("solar: transform and collate"):
+            return make_batch(self, keys, future, arrived)
+
     def collated(self, samples: Any) -> Any:
         if self.collation is not None:
             return self.collation(samples)
@@ -74,16 +84,7 @@ class BatchMaker:
 
 def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: SampleKeys | None) -> BatchFuture:
     """Returns a batch that is made in the consumer's thread when the loop takes it."""
-    return BatchFuture(pending, samples, partial(_make_here, making, keys))
-
-
-def _make_here(making: BatchMaker, keys: SampleKeys | None, future: BatchFuture, seconds: float | None) -> Any:
-    if not profiling():
-        return make_batch(making, keys, future, future.pending.arrived(seconds))
-    with span("solar: wait for bytes"):
-        arrived = future.pending.arrived(seconds)
-    with span("solar: transform and collate"):
-        return make_batch(making, keys, future, arrived)
+    return BatchFuture(pending, samples, partial(making.make_here, keys))
 
 
 def make_batch(making: BatchMaker, keys: SampleKeys | None, future: BatchFuture, arrived: list[Any]) -> Any:

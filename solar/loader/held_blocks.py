@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,16 @@ class HeldBlock:
     def __init__(self, source: BlockSource, number: int, load: BlockLoad, at: int) -> None:
         self.source, self.number, self.load, self.at = source, number, load, at
         self.uses, self.taken = 1, False
+
+
+class RowSource(Protocol):
+    """Rows of a dataset that are in memory."""
+
+    layout: Layout
+    held: dict[int, HeldBlock]  # empty if it has no blocks
+
+    def rows(self, start: int, stop: int) -> NDArray[Any] | None:
+        """Returns these rows, as views or new arrays; None if some are not in memory."""
 
 
 class BlockSource:
@@ -190,7 +200,7 @@ class HeldBlocks:
         if not held.load.blocks:
             self.nbytes -= held.load.nbytes
 
-    def forget(self, source: BlockSource) -> None:
+    def forget(self, source: RowSource) -> None:
         """Drops all blocks of a dataset."""
         for held in list(source.held.values()):
             self._drop(held)

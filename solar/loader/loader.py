@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from solar.device.copier import DeviceCopier
     from solar.device.options import Device, DeviceOptions, Where
     from solar.loader.adopt import AdoptedPass, AdoptedReads
+    from solar.loader.adopt_plans import AdoptedPlans
     from solar.loader.report import Report
 
 OnError = Literal["raise", "skip"]
@@ -55,6 +56,7 @@ NATIVE_ONLY: dict[str, tuple[Any, ...]] = {
     **{"exchange": ("auto", "off"), "service": (None,)},
 }
 ADOPTED = ("ahead", "buffer")  # of these, what is also heeded where a Dataset of the user's is adopted
+PLANNED = ("epochs", "storage", "exchange", "service")  # and where what it reads is planned
 NEVER_READ = (range, list, tuple, torch.utils.data.TensorDataset)  # that never read a file
 
 
@@ -126,6 +128,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Over a Dataset of your own, what its `__getitem__` reads by h5py is learned and read ahead by native threads, and
     its calls of h5py are answered from that, with what h5py would give. `adopt=False`, or SOLAR_ADOPT=0, leaves it to
     torch's loader. `buffer` is then the memory for what was read, `ahead` the batches read before they are asked for.
+    Where rules say all that samples read, `buffer`, `service` and the ranks of a node are used from the second epoch on
+    as for an H5Dataset of these rows.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -225,6 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             buffer = 0
         self.service, self.adopt = service, adopt
         self._adopted: AdoptedReads | None = None
+        self._plans: AdoptedPlans | None = None  # of what is adopted
         served = None
         if named := service or os.environ.get("SOLAR_SERVICE"):
             from solar.service.served_passes import ServedPasses
@@ -257,6 +262,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
         if self._may_adopt():  # whether these have an effect shows later
             given = [name for name in given if name not in ADOPTED or (name == "ahead" and self.num_workers > 0)]
+            given = [name for name in given if name not in PLANNED or not self._may_plan()]
         if given and isinstance(found := sample_source(self.dataset), str):
             named = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
             have = "have" if len(given) > 1 else "has"
@@ -280,6 +286,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
         if isinstance(found, str) and self.on_error == "skip":
             raise PlanError(f"on_error='skip' is of the native engine, and torch's own reads here: {found}")
+        found = (self._planned_reads() or found) if isinstance(found, str) else found
         self._sampler_state.as_arrays = not isinstance(found, str)
         iterator = super().__iter__() if isinstance(found, str) else EpochIterator(self, found)
         self._live.add(iterator)
@@ -299,6 +306,23 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             return False
         return self._dataset_kind == _DatasetKind.Map and not isinstance(self.dataset, (*NEVER_READ, H5Dataset))
 
+    def _may_plan(self) -> bool:
+        """Returns whether what the Dataset reads may be planned: the user gave a buffer or a service for it."""
+        options = self._buffered.options
+        asked_for = bool(options.nbytes) or options.service is not None
+        return asked_for and self.num_workers == 0 and self._may_adopt()
+
+    def _planned_reads(self) -> SampleSource | None:
+        """Returns what a plan has for a user's Dataset in this epoch; None if its reads are not planned."""
+        if self._adopted is None or self._adopted.process != os.getpid() or not self._may_plan():
+            return None
+        if self._plans is None:
+            from solar.loader.adopt_plans import AdoptedPlans  # not before a Dataset was adopted
+
+            given = [name for name in PLANNED if getattr(self, name) not in NATIVE_ONLY[name]]
+            self._plans = AdoptedPlans(self._adopted, self._buffered, given)
+        return self._plans.begin_epoch(self)
+
     def _adopted_pass(self, fetcher: Any, position: EpochPosition) -> AdoptedPass | None:
         """Returns what reads ahead for a user's Dataset in this epoch; None if torch reads it alone."""
         if not self._may_adopt():
@@ -309,6 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if adopted is None or adopted.process != os.getpid():
             asked_for = [name for name in ADOPTED if getattr(self, name) not in NATIVE_ONLY[name]]
             adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), asked_for)
+            self._plans = None
         if adopted.left_alone:
             return None
         return AdoptedPass(adopted, fetcher, *batches_known(self._sampler_state, position, self.ahead))
@@ -343,7 +368,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         )
 
     def _making(self, source: SampleSource) -> BatchMaker:
-        first = source.first
+        first, own = source.first, getattr(source, "making", None)
+        if own is not None:  # of an adopted Dataset
+            made: BatchMaker = own
+            return made
         return BatchMaker(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
@@ -393,18 +421,19 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         A notebook shows it with a picture: what the time of each epoch went to.
         """
-        from solar.loader.report import Report
+        from solar.loader.report import Report, stage_advice
 
         found = sample_source(self.dataset) if self._engine_logged else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice(**self._order_facts())
         if isinstance(found, str):
             said = self._stats.report(buffer=buffer, counts=self._sampler_state.counts())
-            more = "" if self._adopted is None else self._adopted.report()
+            more = "" if self._adopted is None else "\n".join((self._adopted.report(), self._buffered.held())).strip()
             return Report.of(f"{said}\n{more}", said.epochs) if more else said
         share, counts = self._buffered.share(found), self._sampler_state.counts()
         foreseen = (self._buffered.served, self._buffered.foreseen)
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *foreseen)
-        return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
+        stage = stage_advice(self._stats.as_dict(), found.decoded_nbytes), found.staging()
+        return Report.of("\n".join(filter(None, (said, self._buffered.held(), *stage))), said.epochs)
 
     def _order_facts(self) -> dict[str, Any]:
         """Returns whether the order is an exact shuffle, and the window of a mixed one."""
@@ -448,10 +477,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_adopted")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_adopted", "_plans")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _live=weakref.WeakSet(), _adopted=None)
+        self.__dict__.update(state, _live=weakref.WeakSet(), _adopted=None, _plans=None)
 
 
 def _check_given(ahead: Any, generator: Any) -> None:

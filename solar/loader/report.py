@@ -76,6 +76,7 @@ def _picture(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
 
 
 HARDLY_WAITED = 0.05  # share of the time below which waiting is not worth a word of advice
+DECODED_AGAIN = 1.5  # times that chunks were decoded
 MOMENT = 1.0  # seconds of waiting in all below which it is not worth one either
 SOURCES_LISTED = 12
 IDLE_SHARE = 0.05  # share of the time below which nothing was computed between the batches
@@ -289,6 +290,21 @@ def _decoding_line(totals: Mapping[str, Any]) -> str:
         return ""
     why = shared_chunks(totals) if totals["per_chunk"] > 1 else "because Field's select takes a part of it."
     return f" Each sample cost {rounded_times(times)} times its size in decompression, {why}"
+
+
+def stage_advice(totals: Mapping[str, Any], decoded_nbytes: Callable[[], int]) -> str:
+    """Returns what a stage that keeps chunks decoded would gain and take, if decoding them again is waited for."""
+    waits = totals["wait_seconds"]
+    waited = sum(waits.values())
+    if not totals["batches"] or totals["wait_share"] < HARDLY_WAITED or waited < MOMENT or waits["decode"] < waited / 2:
+        return ""
+    nbytes = decoded_nbytes()
+    if not nbytes or totals["bytes_decoded"] < DECODED_AGAIN * nbytes:
+        return ""
+    return (
+        f"Each chunk was decoded {rounded_times(totals['bytes_decoded'] / nbytes)} times. Kept decoded on a local disk "
+        f'they take {size(nbytes)}, and are decoded once: H5Dataset(..., stage=DIR, stage_as="decoded").'
+    )
 
 
 def shared_chunks(totals: Mapping[str, Any]) -> str:

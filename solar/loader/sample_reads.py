@@ -144,6 +144,10 @@ class SampleReads:
         except (TypeError, NotImplementedError):
             return ENOUGH
 
+    def explains(self, leaf: int) -> bool:
+        """Returns whether the rules of a leaf explain all that it reads."""
+        return leaf in self._whole
+
     @property
     def known(self) -> bool:
         """Whether anything is known yet."""

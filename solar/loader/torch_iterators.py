@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from solar.loader.batch import profiling
 from solar.loader.batch_queue import ITERATOR_CLOSED
 from solar.loader.iterator import Draws
 from solar.loader.stats import FOLDED
@@ -213,6 +214,7 @@ class _Counted(_BaseDataLoaderIter):
     """Makes one of torch's iterators count what it hands out. Its draws and batches stay torch's."""
 
     _sampler_iter: Indices
+    _turns: Any  # of Draws, which is a base class beside it
     _handed_out: float = 0.0  # the time when the last batch was
     _came = True  # torch has given a batch, or the error in its place, since it was asked for the next
     _number: int | None = None  # of that batch; None: the next in order
@@ -234,6 +236,15 @@ class _Counted(_BaseDataLoaderIter):
     @property
     def position(self) -> EpochPosition:
         return self._sampler_iter.position
+
+    def __next__(self) -> Any:
+        """Returns the next batch. It is torch's method without the profiler range while the profiler is off."""
+        if self._dataset_kind != _DatasetKind.Map or profiling():
+            return super().__next__()
+        with self._turns:
+            data = self._next_data()
+            self._num_yielded += 1
+            return data
 
     def _next_data(self) -> Any:
         position, stats = self._sampler_iter.position, self._stats

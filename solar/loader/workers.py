@@ -181,7 +181,9 @@ class BatchStarter:
     def in_loop(self) -> MakeInPython | None:
         """Returns what makes batches by the user's Python in the loop's thread; None if they need more than that."""
         making, first, words = self.making, self.source.first, self._words()
-        if not making.in_python or self.threads is not None or not reads_each_field(self.source):
+        if not making.in_python or not making.of_arrays or self.threads is not None:
+            return None
+        if not reads_each_field(self.source):
             return None
 
         fields, structure = leaves(first.fields), first.layouts

@@ -134,7 +134,7 @@ def of_layout(layout: Layout) -> Units:
     known = layout.reader != "direct" or len(layout.chunk_offset) == 1  # else nothing was written
     if len(layout.part_file) == 0 or (len(layout.part_file) == 1 and one_array and known):
         return uniform(layout.samples, layout.sample_nbytes)  # no list of samples is needed
-    bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))
+    bases = np.concatenate(([0], np.cumsum(layout.spans + FAR)[:-1]))
     alone = np.array([_row_by_row(form, layout.sample_shape) for form in layout.forms])[layout.part_form]
     runs = np.flatnonzero(np.diff(alone, prepend=not alone[0], append=not alone[-1])).tolist()
     alike = [

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ from solar.values import By, Layout
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
+    from solar.io.reading.stage import Tier
     from solar.samples.constants import ConstantsOfBatch
 
     TorchDataset = Dataset[Any]
@@ -106,7 +108,8 @@ class H5Dataset(TorchDataset):
 
     `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
     `stage` is a folder of a local disk: what is read for the first time stays there, and is read from there again, up
-    to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). See docs/staging.md.
+    to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). With stage_as="decoded" what
+    stays there are the chunks of local files that have filters, decoded. See docs/staging.md.
 
     With `collective_open=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to
     the others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI
@@ -146,6 +149,7 @@ class H5Dataset(TorchDataset):
         where: Where | None = None,
         stage: str | os.PathLike[str] | None = None,
         stage_size: int | str | None = None,
+        stage_as: str = "stored",
     ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
@@ -159,6 +163,13 @@ class H5Dataset(TorchDataset):
             fields = without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
             self.layouts, own = build(path, fields, samples, reader, cache, collective_open)
+        self.tier = None
+        if stage is not None or stage_size is not None or stage_as != "stored":
+            from solar.io.reading.stage import tier_of
+
+            self.tier = tier_of(stage, stage_size, stage_as)
+        if self.tier is not None and self.tier.decoded:
+            self.layouts, own = _decoded(self.layouts, own, self.tier)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.groups = group_rule(fields, samples)
@@ -173,11 +184,6 @@ class H5Dataset(TorchDataset):
         whole = own[0]
         first = by_sample(whole, leaves(self.layouts)[0])
         self._page_cache = page_cache
-        self.tier = None
-        if stage is not None or stage_size is not None:
-            from solar.io.reading.stage import tier_of
-
-            self.tier = tier_of(stage, stage_size)
         self.numbers: int = first.samples  # of samples, also of those that `where` leaves out
         self._name = first.name
         if whole is not None and whole.noun:
@@ -359,6 +365,36 @@ class H5Dataset(TorchDataset):
         files = first.files[0] if len(first.files) == 1 else f"{len(first.files)} files"
         names = ", ".join(layout.name for layout in (first, *others))
         return f"H5Dataset({len(self)} samples of {names} in {files})"
+
+
+def dataset_of_rows(layouts: Sequence[Layout], extents: Sequence[SampleMap | None], samples: int) -> H5Dataset:
+    """Returns the H5Dataset of so many samples whose fields are these rows of these layouts, as they are stored."""
+    first = layouts[0]
+    made = H5Dataset.__new__(H5Dataset)
+    made.__setstate__(
+        {
+            **{"layouts": tuple(layouts), "extents": tuple(extents), "fields": (None,) * len(layouts)},
+            **{"transform": None, "thread_safe": False, "_page_cache": None, "numbers": samples},
+            **{"_name": f"{first.name} in {first.paths[0]}", "_opened": [], "_process": -1},
+        }
+    )
+    return made
+
+
+def _decoded(layouts: Any, own: Sequence[SampleMap | None], tier: Tier) -> tuple[Any, list[Any]]:
+    """Returns the layouts of what a stage keeps decoded, and the sample maps with them."""
+    from solar.io.reading.decoded_stage import decoded_layout
+    from solar.samples.ragged import RaggedRows
+
+    known: dict[int, Layout] = {}
+
+    def kept(layout: Layout) -> Layout:
+        if id(layout) not in known:
+            known[id(layout)] = decoded_layout(layout, tier)
+        return known[id(layout)]
+
+    maps = [replace(one, layouts=tuple(map(kept, one.layouts))) if isinstance(one, RaggedRows) else one for one in own]
+    return mapped(layouts, kept), maps
 
 
 def start_batch_of(

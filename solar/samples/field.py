@@ -213,8 +213,8 @@ class Field:
 
     With dtype="bfloat16", which numpy lacks, batches are torch tensors, computed in float32 and rounded at the end.
 
-    Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, and where
-    nothing is cast or normalised. Numpy does the rest.
+    Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, where values
+    are cast to float16 and no more, and where nothing is cast or normalised. Numpy does the rest.
 
     >>> import numpy
     >>> field = Field("x", select=(slice(1, 3), slice(None)), axes=(1, 0), mean=2, std=0.5)
@@ -449,7 +449,8 @@ class Field:
         cast = unpacks or self._normalises or dtype != target
         if cast:
             plain = dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
-            native = plain and target in (np.float32, np.float64, BFLOAT16)
+            halves = target == np.float16 and dtype != np.float64 and not unpacks and not self._normalises
+            native = plain and (target in (np.float32, np.float64, BFLOAT16) or halves)
         else:
             native = dtype.itemsize > 0 and not dtype.hasobject
         return Converted(result, target, mean, std, unpacks, cast, native)

@@ -259,6 +259,21 @@ def windows(
     return RowWindows(first, anchor[there], begins[there], ends[there], every)
 
 
+def windows_at(starts: NDArray[Any], rows: int, steps: Steps = None) -> RowWindows:
+    """Returns windows that begin at these rows of a dataset of so many rows, one for each sample.
+
+    >>> found = windows_at(np.array([4, 5, 6, 0, 9]), 10, (0, 1))
+    >>> len(found.anchor), found.rows(np.arange(5)).tolist()
+    (3, [[4, 5], [5, 6], [6, 7], [0, 1], [9, 9]])
+    """
+    starts = np.ascontiguousarray(starts, np.int64)
+    apart = np.diff(starts)
+    every = int(apart[0]) if len(apart) and apart[0] > 0 and (apart == apart[0]).all() else 1
+    begins = np.append(0, np.flatnonzero(apart != every) + 1)
+    low, high = np.zeros(len(begins), np.int64), np.full(len(begins), rows, np.int64)
+    return RowWindows(np.append(begins, len(starts)), starts[begins], low, high, every, (steps,))
+
+
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Each of these whole numbers once, in order: numpy.unique, which hashes them, takes up to 100 times as long.
 

@@ -125,6 +125,14 @@ class SampleSource:
             return error.with_traceback(None)
         return None
 
+    def decoded_nbytes(self) -> int:
+        """Returns the bytes of a stage that keeps all chunks decoded; 0 if there is a stage, or nothing to decode."""
+        if any(one.tier is not None for one in self.datasets):
+            return 0
+        from solar.io.reading.decoded_stage import decoded_nbytes
+
+        return sum(map(decoded_nbytes, self.layouts()))
+
     def staging(self) -> str:
         """Returns warnings about the folders of local copies, one per line; none if all is well."""
         tiers = dict.fromkeys(one.tier for one in self.datasets if one.tier is not None)

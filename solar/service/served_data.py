@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.buffer.located import pieces_of
+from solar.io.channels.frames import Refused
 from solar.io.channels.service_sockets import real
 from solar.io.reading.reader import Rows
 from solar.planning.pass_uses import SampleUses, in_lockstep
@@ -120,6 +121,11 @@ def description_of(source: SampleSource) -> tuple[list[dict[str, Any]], list[NDA
     datasets, cut = len(source.datasets), source.boxes or source.ragged
     for at, dataset in enumerate(source.datasets):
         for number, (layout, own, held, name) in enumerate(held_layouts(dataset)):
+            if layout.decoded is not None:
+                raise Refused(
+                    f"{layout.paths[0]}: {layout.title}: a stage keeps its chunks decoded, of which a service knows "
+                    "nothing: each job reads it by itself, or leave out `stage_as`"
+                )
             windows = [] if own is None or own.windows is None else window_arrays(own.windows)
             first = len(arrays) if windows else -1
             arrays += windows

@@ -52,6 +52,8 @@ def write(folder: Path) -> None:
         file["x"] = values
     with h5py.File(folder / "gzip.h5", "w") as file:
         file.create_dataset("x", data=values, chunks=(4, WIDTH), compression="gzip", shuffle=True)
+        wide = np.tile(values, 48)
+        file.create_dataset("wide", data=wide, chunks=(1, wide.shape[1]), compression="gzip", shuffle=True)
     write_zarr(folder / "store.zarr", values)
 
 
@@ -72,8 +74,8 @@ def doubled(sample: Any) -> Any:
 class Own(torch.utils.data.Dataset[Any]):
     """A Dataset of somebody else, which reads by h5py."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
+    def __init__(self, path: Path, name: str = "x") -> None:
+        self.path, self.name, self.file = path, name, None
 
     def __len__(self) -> int:
         return SAMPLES
@@ -81,13 +83,18 @@ class Own(torch.utils.data.Dataset[Any]):
     def __getitem__(self, at: int) -> Any:
         if self.file is None:
             self.file = h5py.File(self.path)
-        return self.file["x"][at].astype("i4")
+        return self.file[self.name][at].astype("i4")
 
 
 def batches(loader: Any) -> list[Any]:
     if isinstance(loader, Loader):
         loader.set_epoch(0)
     return [np.array(batch["x"] if isinstance(batch, dict) else batch) for batch in loader]
+
+
+def twice(loader: Any) -> list[Any]:
+    """Two epochs: the second is read by what was learned in the first."""
+    return batches(loader) + batches(loader)
 
 
 def complete(loader: Any) -> list[Any]:
@@ -172,7 +179,6 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
             "transform": of_loader(of(packed, {"x": "x"}, transform=doubled), buffer="1MiB"),
             "service": of_loader(of(packed), service=address),
             "arrays": arrays,
-            "own": lambda: DataLoader(Own(packed), BATCH),
         }
         special = {
             "skip": of_loader(of(packed), on_error="skip"),
@@ -195,6 +201,8 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
                 lambda made: batches(made.loader),
                 before=lambda: own.unlink(True),
             ),
+            Scene("own", lambda: DataLoader(Own(packed), BATCH), twice),
+            Scene("own planned", lambda: DataLoader(Own(packed, "wide"), BATCH, buffer="2MiB"), twice),
             Scene("careless", lambda: plain, careless),
         ]
 

@@ -27,6 +27,8 @@ import numpy as np
 from limits_kit import descriptors, forked
 
 from solar import SolarError, _native
+from solar.io.reading import h5py_calls
+from solar.loader import held_blocks
 
 from . import scenes
 from .scenes import Scene
@@ -219,7 +221,7 @@ class Trials:
 
     def _outcome(self, trial: Trial) -> Outcome:
         whole, out = trial.mode == "fails", Outcome()
-        scenes.patience = 3.0 if trial.mode == "hangs" else 10.0
+        scenes.patience = h5py_calls.FILE_PATIENCE = held_blocks.WAIT = 3.0 if trial.mode == "hangs" else 10.0
         self.scene.before()
         began, loader, first = time.monotonic(), None, []
         if whole:

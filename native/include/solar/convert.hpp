@@ -42,7 +42,9 @@ struct Packing {
 };
 
 // Casts and normalises into `out`: all items, in C order; unpacks them first where there is a packing.
-// REQUIRES: `to` is float32, float64 or bfloat16; the terms are of that type, for bfloat16 of float32; out and the
+// float16 is cast to by way of float32, which is numpy's result where float32 has what is read exactly or numpy goes that
+// way, too: from all but float64, with no terms and no packing.
+// REQUIRES: `to` is float32, float64, bfloat16, or float16 as said; the terms are of that type, for bfloat16 of float32; out and the
 // terms are aligned; out overlaps nothing that is read.
 void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation,
              const Packing* packing = nullptr);

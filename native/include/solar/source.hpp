@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "solar/decoded.hpp"
 #include "solar/file.hpp"
 #include "solar/filter.hpp"
 #include "solar/stage.hpp"
@@ -53,6 +54,8 @@ struct Source {
   // Null: all bytes are read. Else what the page cache holds is copied from its files, mapped into memory.
   std::shared_ptr<read::Mappings> mappings;  // see map()
   std::vector<Staged> staged;  // empty, or one for each file
+  // Empty, or one for each file: not null where offsets are those of its chunks decoded, in its stage.
+  std::vector<std::shared_ptr<const DecodedFile>> decoded;
   std::vector<std::uint64_t> row_shape;   // shape without axis 0
   std::vector<Form> forms;
   std::span<const std::int32_t> part_file;
@@ -70,6 +73,10 @@ struct Source {
   // The number of the file that holds this chunk of this part.
   std::size_t file_of(std::size_t part, std::size_t chunk) const {
     return static_cast<std::size_t>(chunk_file.empty() ? part_file[part] : chunk_file[chunk]);
+  }
+  // The bytes that offsets of a file are of.
+  std::uint64_t nbytes_of(std::size_t file) const {
+    return decoded.empty() || decoded[file] == nullptr ? files[file].was.nbytes : decoded[file]->nbytes;
   }
   // Allows its files to be mapped into memory. Called by the thread that makes the Source. REQUIRES: `files` is set.
   void map();

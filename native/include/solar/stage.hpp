@@ -40,6 +40,7 @@ class Stage {
   Stage(std::string path, std::string token, std::uint64_t nbytes);
 
   const std::string& path() const noexcept { return path_; }
+  std::uint64_t nbytes() const noexcept { return nbytes_; }
   // Why it is no longer read, or written to (errno); 0: it is.
   int lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   int stopped() const noexcept { return stopped_.load(std::memory_order_relaxed); }

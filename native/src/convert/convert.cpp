@@ -59,6 +59,7 @@ struct Make {
   Load<To> load;
   const Kernel* kernel = nullptr;    // for what is unpacked
   const Packing* packing = nullptr;  // nullptr: nothing is
+  Narrow narrow = nullptr;           // where what is written is narrower than To
 
   void operator()(To* out, const std::byte* source, std::ptrdiff_t step, std::size_t items) const {
     if constexpr (std::is_floating_point_v<To>) {
@@ -105,7 +106,7 @@ void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To>
       if constexpr (!narrows) made = out + place.out;
       make(made, source + place.source, row.step.source, items);
       terms.normalise(made, items, walk.period > 0 ? Offsets{} : place, step);
-      if constexpr (narrows) narrow(out + place.out, made, items);
+      if constexpr (narrows) make.narrow(out + place.out, made, items);
     }
   });
 }
@@ -135,7 +136,7 @@ void convert_tile(const Axis& across, const Axis& along, const Offsets& place, c
   };
   if constexpr (narrows) {
     std::array<Out, std::tuple_size_v<Near<To>>> narrowed;
-    narrow(narrowed.data(), near.data(), across.size * along.size);
+    make.narrow(narrowed.data(), near.data(), across.size * along.size);
     turn(narrowed.data());
   } else {
     turn(near.data());
@@ -203,7 +204,8 @@ void convert(const Strided& source, Number from, std::byte* out, Number to, cons
     return convert_walk<double>(walk, source.bytes, out, Terms<double>(mean, deviation, instead),
                                 Make<double>{kernel.as_float64, &kernel, packing});
   const Terms<float> terms(mean, deviation, instead);
-  const Make<float> make{kernel.as_float32, &kernel, packing};
+  const Narrow narrowest = to == Number::float16 ? to_float16 : to_bfloat16;
+  const Make<float> make{kernel.as_float32, &kernel, packing, narrowest};
   if (to == Number::float32) return convert_walk<float>(walk, source.bytes, out, terms, make);
   convert_walk<std::uint16_t>(walk, source.bytes, out, terms, make);
 }

@@ -1,4 +1,4 @@
-// What CF's conventions make of packed numbers, a stretch at a time, and bfloat16.
+// What CF's conventions make of packed numbers, a stretch at a time; bfloat16 and float16.
 //
 // The functions change a row in place, and own nothing. They throw nothing; threads may call them at once for different
 // rows.
@@ -79,8 +79,28 @@ inline std::uint16_t bfloat16_of(float value) {
   return static_cast<std::uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0xffff : rounded);
 }
 
-inline void narrow(std::uint16_t* __restrict out, const float* __restrict row, std::size_t items) {
+// To nearest, ties to even. A NaN keeps its upper bits and stays one, as in numpy.
+inline std::uint16_t float16_of(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  const std::uint32_t normal = (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  constexpr float half = 0.5F;  // its last bit is that of the smallest float16
+  const std::uint32_t denormal =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + half) - std::bit_cast<std::uint32_t>(half);
+  const std::uint32_t payload = magnitude >> 13 & 0x3ff;
+  const std::uint32_t nan = 0x7c00 | (payload == 0 ? 1 : payload);
+  const std::uint32_t large = magnitude > 0x7f800000 ? nan : magnitude >= 0x477ff000 ? 0x7c00 : normal;
+  return static_cast<std::uint16_t>(sign | (magnitude < 0x38800000 ? denormal : large));
+}
+
+using Narrow = void (*)(std::uint16_t*, const float*, std::size_t);
+
+inline void to_bfloat16(std::uint16_t* __restrict out, const float* __restrict row, std::size_t items) {
   for (std::size_t i = 0; i < items; ++i) out[i] = bfloat16_of(row[i]);
+}
+
+inline void to_float16(std::uint16_t* __restrict out, const float* __restrict row, std::size_t items) {
+  for (std::size_t i = 0; i < items; ++i) out[i] = float16_of(row[i]);
 }
 
 }  // namespace solar::converting

@@ -31,9 +31,12 @@ void Worker::read(Request& request) {
   charge(*request.job);
   try {
     choose(request);
-    const bool here = request.way != Way::plain ? read_staged(request)
-                      : bypasses(request)       ? read_past(request)
-                                                : read_through(request);
+    const DecodedFile* const decoded = decoded_of(request);
+    const bool near = request.way == Way::near || request.way == Way::check;
+    const bool here = decoded != nullptr && !near ? read_decoded(request, *decoded)
+                      : request.way != Way::plain ? read_staged(request)
+                      : bypasses(request)         ? read_past(request)
+                                                  : read_through(request);
     if (!here) return;  // in flight
     landed(request);
   } catch (...) {

@@ -66,7 +66,7 @@ bool Worker::read_staged(Request& request) {
     } else {
       if (request.way == Way::put) request.file = open(request, files_);
       std::byte* const memory = window(request, request.window_nbytes(Stage::block_nbytes));
-      request.lay_out_whole(memory, Stage::block_nbytes, request.job->batch.file(request.first()).was.nbytes);
+      request.lay_out_whole(memory, Stage::block_nbytes, request.staged->stage->nbytes());
     }
     return read_laid_out(request);
   } catch (const Error&) {
@@ -116,13 +116,14 @@ void Worker::read_again(Request& request) {
   if (lost) request.staged->stage->lose(EIO);
   request.start(*request.job, request.begin, request.end);
   request.file = open(request, files_);
-  count(request);
+  const DecodedFile* const decoded = decoded_of(request);
+  if (decoded == nullptr) count(request);
   const std::uint64_t nbytes = request.stored_nbytes();
   request.scratch.fit(nbytes);
   scratch_in_flight_ += nbytes - request.scratch_nbytes;
   request.scratch_nbytes = nbytes;
   request.lay_out(scrap_.data());
-  read_blocking(request);
+  decoded != nullptr ? decode_parts(request, *decoded) : read_blocking(request);
 }
 
 }  // namespace solar::read

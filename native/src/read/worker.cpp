@@ -176,18 +176,16 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
   const ReadPlan& batch = job.batch;
   const Piece* const pieces = batch.pieces.data();
   const std::size_t index = batch.file_index(pieces[begin]);
-  const Mapping* mapping = nullptr;
-  try {
-    mapping = batch.source->mappings->warm(index, *files_.open(batch.source->files[index], since_ns_));
-  } catch (const std::exception&) {  // reading meets it again, and says where
-  }
+  const Mapping* const mapping = mapping_of(batch, index);
   if (mapping == nullptr) return begin;
+  const Stage* const stage = batch.source->staged.empty() ? nullptr : batch.source->staged[index].stage.get();
   std::uint32_t copied = begin;
   std::uint64_t nbytes = 0;
   const bool whole = mapping->guarded([&] {
     for (; copied < end; ++copied) {
       const Piece& piece = pieces[copied];
       if (piece.how == How::fill || piece.how == How::chunk || batch.file_index(piece) != index) return;
+      if (stage != nullptr && !stage->checked(Stage::Blocks::of(piece.offset, piece.nbytes))) return;
       const Bytes stored = mapping->at(piece.offset, piece.nbytes);
       if (stored.empty()) return;
       flights_[0].move(Flight::word(job.ticket, copied));
@@ -199,6 +197,21 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
   if (!whole) return begin;
   done_.bytes_mapped += nbytes;
   return copied;
+}
+
+// The mapping of a file, or of the stage that keeps its chunks decoded; null where it is not to be used now.
+const Mapping* Worker::mapping_of(const ReadPlan& batch, std::size_t index) {
+  const Source& source = *batch.source;
+  try {
+    if (source.decoded.empty() || source.decoded[index] == nullptr) {
+      return source.mappings->warm(index, *files_.open(source.files[index], since_ns_));
+    }
+    const std::shared_ptr<Stage>& stage = source.staged[index].stage;
+    const auto file = stage == nullptr || stage->lost() != 0 ? nullptr : stage_files_.open(stage);
+    return file == nullptr ? nullptr : source.mappings->warm(index, *file);
+  } catch (const std::exception&) {  // reading meets it again, and says where
+    return nullptr;
+  }
 }
 
 // The end of the pieces that are read together with `begin`.

@@ -6,7 +6,8 @@
 // Of a Source that is mapped, pieces that need no decoding are copied while the page cache holds the file (see Mapping).
 // Of a Source that bypasses the page cache, what the cache does not hold is read past it, where the file system can.
 // What lies far away is ordered (see Far), as if a ring read it.
-// Of a file that is staged, what its stage has is read from there, and the rest afterwards written there (see Stage).
+// Of a file that is staged, what its stage has is read from there, and the rest afterwards written there (see Stage). If
+// the stage keeps chunks decoded, the rest is decoded first (see DecodedFile).
 // A decoding thread reads, too: its ring keeps the storage busy meanwhile, so a second pool would only add hand-overs.
 #pragma once
 
@@ -116,6 +117,17 @@ class Worker {
   bool sound(Request& request);
   void put_staged(Request& request);
   void read_again(Request& request);
+  const DecodedFile* decoded_of(const Request& request) const noexcept;
+  bool read_decoded(Request& request, const DecodedFile& from);
+  void decode_parts(Request& request, const DecodedFile& from);
+  std::uint64_t wanted_end(const Request& request) const noexcept;
+  void fill_parts(Request& request, Bytes bytes, std::uint64_t begin);
+  void decode_run(const Request& request, const DecodedFile& from, const DecodedFile::Run& run, MutableBytes raw);
+  void read_stored(const Request& request, std::uint64_t offset, MutableBytes out);
+  void decode_chunk(const DecodedFile::Form& form, std::uint32_t mask, Bytes stored, MutableBytes raw);
+  bool cut_alike(const Staged& staged, const DecodedFile& from, DecodedFile::Run& run);
+  bool read_there(const Staged& staged, const DecodedFile::Run& run, MutableBytes raw);
+  const Mapping* mapping_of(const ReadPlan& batch, std::size_t index);
   void take_far(std::chrono::nanoseconds limit);
   void arrived(Request& request, std::int64_t result);
   void end(Request& request);
