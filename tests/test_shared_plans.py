@@ -114,7 +114,7 @@ def test_when_a_rank_dies_while_one_plans_for_all_the_others_name_it_soon(victim
     assert len(said) == 2
     for text, seconds in said:
         assert f"rank {victim} of 3" in text
-        assert seconds < 10
+        assert seconds < 30  # where planning takes 60, and however busy the machine is
 
 
 MEMORY = """
