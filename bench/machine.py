@@ -98,8 +98,8 @@ def files_of(folder: Path) -> Iterable[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def peak(work: Callable[[], Any]) -> int:
-    """Runs `work`; the most memory of this process and all below it, looked at now and then.
+def peak(work: Callable[[], Any], seconds: float = LOOK) -> int:
+    """Runs `work`; the most memory of this process and all below it, looked at every so many seconds.
 
     Shared pages are divided among those who have them, pages of files are left aside: the same for all readers.
     """
@@ -107,7 +107,7 @@ def peak(work: Callable[[], Any]) -> int:
 
     def look() -> None:
         nonlocal most
-        while not done.wait(LOOK):
+        while not done.wait(seconds):
             most = max(most, resident_nbytes(this))
 
     watcher = threading.Thread(target=look)

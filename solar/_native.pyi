@@ -362,7 +362,8 @@ def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...
 
 # Of a part: rows, positions, starts, last, loads, ends, start, start_ends, start_due (native/include/solar/run.hpp).
 Boxed = tuple[I32, I64, I64, I32 | None]
-PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64, Boxed | None, tuple[bool, int, int] | None]
+Placed = I32 | tuple[int, int] | None
+PartEpoch = tuple[I32, Placed, I64, U8, I32, I64, I32, I64, I64, Boxed | None, tuple[bool, int, int] | None]
 
 class SharedPool:
     """Memory for batches that other processes may map read-only (native/include/solar/serve.hpp)."""

@@ -431,11 +431,19 @@ class BoxScript(NamedTuple):
     own: NDArray[np.int32] | None = None  # of each use of a block: below 0 where only other ranks touch it
 
 
+class Turns(NamedTuple):
+    """Ranks take the uses of a step in turns: use i goes to rank i % ranks, and has place i // ranks of its batch."""
+
+    ranks: int
+    rank: int  # whose batches they are
+
+
 class PartScript(NamedTuple):
     """What an epoch, or another stretch of batches, is for one part."""
 
     script: Script
-    positions: NDArray[np.int32] | None  # of each use, or sample of several, in its batch; None: they are in order
+    # Of each use, or sample of several, in its batch; None: they are in order.
+    positions: NDArray[np.int32] | Turns | None
     boxes: BoxScript | None = None
     # Nothing of what was planned before holds: the start stays or is read, all else goes. Then: direct, ahead, gap.
     afresh: tuple[bool, int, int] | None = None

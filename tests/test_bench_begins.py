@@ -47,7 +47,7 @@ SMALLEST = {
     "bench.opening": "--chunks 1000 --files 10 --folder {new}",
     "bench.orders": "--what cost --samples 50000 --out {new}/out",
     "bench.pictures": "{new}",
-    "bench.planning": "--samples 10000 --buffers 0 --folder {new}",
+    "bench.planning": "--samples 10000 --buffers 1 --ranks 2 --folder {new}",
     "bench.ranks": "--quick --samples 2048 --scenes alone --folder {new} --out {new}/out",
     "bench.ray_data": "--samples 64 --rounds 1 --folder {new}",
     "bench.reading": "--reads 5 --rounds 1 --files 10 --folder {new}",

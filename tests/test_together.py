@@ -45,7 +45,7 @@ def case(paths: Sequence[str], **given: Any) -> dict[str, Any]:
         "paths": list(paths), "fields": {"x": "x", "y": "y"}, "batch": 4, "seed": 3, "shuffle": True, "tail": "pad",
         "drop_last": False, "buffer": 1 << 20, "exchange": "auto", "balance": None, "known": None, "state": None,
         "begin": 0, "end": 3, "break": None, "samples": 0, "steps": {}, "ragged": {}, "unequal": "ends",
-        "crops": {}, "order": {},
+        "crops": {}, "order": {}, "shared": False,
     }  # fmt: skip
     assert given.keys() <= default.keys()
     return default | given

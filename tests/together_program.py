@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar.buffer import shared_plans
 from solar.io.channels import detect
 from solar.io.hdf5 import box_blocks
 from solar.planning.sweep import Counts
@@ -42,6 +43,7 @@ def sampler_of(case: dict[str, Any], dataset: Any, rank: int, ranks: int) -> Any
 
 
 def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    shared_plans.SHARED_SAMPLES = 1 if case["shared"] else 1 << 20
     dataset = dataset_of(case)
     loader: Any = DataLoader(
         dataset, case["batch"], sampler=sampler_of(case, dataset, rank, ranks), buffer=case["buffer"],

@@ -58,6 +58,23 @@ def join(
     return node
 
 
+def pass_on(
+    door: str, place: int, names: Sequence[str], make: Callable[[], int], seconds: float, check: Callable[[], None]
+) -> int:
+    """Returns a descriptor that place 0 makes, in each of the processes in `names`. Arguments are those of `join`."""
+    hall = _MeetingPoint(door, list(names), 0, seconds, time.monotonic() + seconds, check, [])
+    if place:
+        return _have_come(hall, place)
+    descriptor = make()
+    try:
+        if len(names) > 1:
+            _hand_on(hall, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class _MeetingPoint(NamedTuple):
     """The arguments that all joining processes share, and how long they wait for each other."""
 

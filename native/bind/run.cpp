@@ -5,12 +5,16 @@
 #include "solar/run.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
 #include <optional>
+#include <utility>
+#include <variant>
 
 #include "bound.hpp"
 #include "text.hpp"
@@ -30,8 +34,9 @@ constexpr std::chrono::seconds last_wait(1);  // for a Run that nobody closed
 using Sizes = Array<std::int64_t>;
 using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
                                 std::optional<Array<std::int32_t>>>;  // of boxes
+using BoundTurns = std::pair<std::int64_t, std::int64_t>;  // of so many ranks, this one
 using BoundEpoch =
-    std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>, Array<std::uint8_t>,
+    std::tuple<Array<std::int32_t>, std::optional<std::variant<Array<std::int32_t>, BoundTurns>>, Array<std::int64_t>, Array<std::uint8_t>,
                Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
                std::optional<BoundSamples>, std::optional<std::tuple<bool, std::uint64_t, std::uint64_t>>>;
 using BoundPack = std::tuple<std::string, std::string>;  // type of the numbers, predictor
@@ -102,7 +107,13 @@ solar::Run::Epoch native_epoch(const BoundEpoch& bound) {
   const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes, afresh] = bound;
   solar::Run::Epoch epoch;
   epoch.rows = view(rows);
-  if (positions) epoch.positions = view(*positions);
+  if (positions && std::holds_alternative<BoundTurns>(*positions)) {
+    const auto& [ranks, rank] = std::get<BoundTurns>(*positions);
+    if (ranks < 1) throw std::invalid_argument("turns of " + std::to_string(ranks) + " ranks");
+    epoch.turns = {ranks, rank};
+  } else if (positions) {
+    epoch.positions = view(std::get<Array<std::int32_t>>(*positions));
+  }
   epoch.starts = view(starts);
   epoch.last = view(last);
   epoch.loads = view(loads);

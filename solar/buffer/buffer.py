@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -224,7 +224,8 @@ class LoaderBuffer:
         """Waits for planning in the background. Returns whether the run can continue from pass to pass."""
         work, running = self._work, self.running
         assert running is not None
-        error = failed(self._append_later) if work is None else work.error()  # None: there was no thread to be had
+        # Without work there was no thread to be had.
+        error = work.error() if work is not None else None if self._queue else failed(self._append_later)
         self._work = None
         if error is not None:  # it was a guess: what begins now is planned afresh
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
@@ -234,6 +235,18 @@ class LoaderBuffer:
             return False
         # Batches that nobody takes would be in the way.
         return running.released == (self._queue[0].base if self._queue else running.appended)
+
+    def has_prepared(self, facts: Mapping[str, Any]) -> bool:
+        """Waits for planning in the background. Returns whether the pass that begins was prepared, by what it follows
+        from."""
+        with self._lock:
+            if self.running is None or self._is_held_by_another(None):
+                return False
+            if self._work is not None:
+                self._work.wait()
+            elif not self._queue:
+                failed(self._append_later)
+            return bool(self._queue) and self._queue[0].segment.facts == facts
 
     def _append_later(self, stopped: threading.Event) -> None:
         maker = self._maker

@@ -156,7 +156,7 @@ def check_exchange(exchange: str, balance: str | None) -> None:
 
 def those_of(exchange: str, order: IndexStream) -> Peers | None:
     """Returns the ranks that share the samples; None if each process reads alone."""
-    if exchange == "off" or order.of_all(0) is None:
+    if exchange == "off" or not order.is_of_all:
         return None
     replicas = order.sampler.num_replicas
     if replicas == 1:

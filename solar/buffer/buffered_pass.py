@@ -15,6 +15,7 @@ from solar.buffer.buffer import BufferLease, LoaderBuffer
 from solar.buffer.buffer_memory import RankMemory, batch_needs
 from solar.buffer.located import located
 from solar.buffer.planned_run import PassPlan
+from solar.buffer.thread import apart
 from solar.io.channels.progress import awaited
 from solar.io.reading.run import Run, Running
 from solar.planning.budget import AheadSpec as AheadSpec
@@ -69,6 +70,22 @@ class DrawnPass:
                 self._draw_more()
             except Exception as error:  # comes after the batches before it, as in torch
                 self.error, self.exhausted = error, True
+
+    def begins(self) -> bool:
+        """Begins the pass, unless something of it was drawn. Returns whether nothing was."""
+        if self.arrays is not None or self._next or self.exhausted or self.cut is not None:
+            return False
+        self._batches.begin()
+        return True
+
+    def can_pass_over(self) -> bool:
+        """Returns whether all batches may be drawn by somebody else."""
+        return self._batches.can_pass_over()
+
+    def pass_over(self, made: Pass) -> None:
+        """Has these batches, which somebody else has drawn."""
+        self._batches.pass_over(made[1])
+        self.arrays, self.exhausted = made if len(made[1]) > 1 else None, True
 
     def _draw_more(self) -> None:
         if not self._next and (made := self._batches.at_once()) is not None:
@@ -197,9 +214,13 @@ class BufferedPass:
     def draw(self) -> None:
         """Draws the next index batches, all of the pass if its end is known, for the run to make."""
         drawn = self._drawn
-        drawn.draw()
-        with awaited("planning what is read when", about=drawn.samples * PLANNED_SECONDS):
-            segment = self._locate_uses()
+        facts = self._shared_facts()
+        passes_over = facts is not None and drawn.can_pass_over()
+        if not passes_over:
+            drawn.draw()
+        samples = drawn.samples if facts is None else facts["samples"]
+        with awaited("planning what is read when", about=samples * PLANNED_SECONDS):
+            segment = self._locate_uses() if facts is None else self._divide_shared(facts, passes_over)
             lease = None if segment is None else self._buffer.enter(self._plan(segment), self._lease)
             self._lease = lease or self._lease  # at once: who interrupts what follows leaves the buffer all the same
         self._started, self._segment = 0, None if lease is None else segment
@@ -224,13 +245,39 @@ class BufferedPass:
 
     def _divide(self, rank_group: RankGroup) -> PassUses:
         """Divides the pass of all ranks, and keeps this rank's part."""
-        position = self._drawn.position
-        made = position.order.of_all(position.before[1])
-        assert made is not None, "only samplers that divide one order among all ranks are taken together"
-        found = rank_group.divided(self._source, made, position.epoch)
+        found = rank_group.divided(self._source, self._pass_of_all, self._drawn.position.epoch, None)
         self._facts = found.facts
         self._drawn.take_arrays(found.batches)
         return found.segment
+
+    def _pass_of_all(self) -> Pass:
+        position = self._drawn.position
+        made = position.order.of_all(position.before[1])
+        assert made is not None, "only samplers that divide one order among all ranks are taken together"
+        return made
+
+    def _shared_facts(self) -> dict[str, Any] | None:
+        """Returns the facts of the pass that begins, if the ranks of a node make it once for all of them."""
+        drawn, group = self._drawn, self.rank_group
+        if group is None or self._lease is not None or not drawn.begins():
+            return None
+        facts = drawn.position.order.facts_of_all(drawn.position.epoch, drawn.position.before[1])
+        return facts if group.shared_plans.shares(facts) else None
+
+    def _divide_shared(self, facts: dict[str, Any], passes_over: bool) -> PassUses | None:
+        """Does what `_divide` does for a pass that one rank of a node makes."""
+        group, drawn, source = self.rank_group, self._drawn, self._source
+        assert group is not None
+        if not self._buffer.has_prepared(facts):
+            group.shared_plans.begin(facts)
+        epoch, make = drawn.position.epoch, self._pass_of_all
+        found = apart(lambda _: group.divided(source, make, epoch, facts), group.peers.check)
+        self._facts = found.facts
+        if passes_over:
+            drawn.pass_over(found.batches)
+        else:
+            drawn.take_arrays(found.batches)
+        return found.segment if len(found.batches[1]) > 1 else None
 
     def _later(self) -> Iterator[Callable[[], PassUses]]:
         """Returns the following passes, as far as they are known."""
@@ -243,9 +290,9 @@ class BufferedPass:
         return starmap(self._maker, later)
 
     def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
-        source, rank_group = self._source, self.rank_group
+        source, rank_group, order = self._source, self.rank_group, self._drawn.position.order
         if rank_group is not None:
-            return lambda: rank_group.divided(source, make(), epoch).segment
+            return lambda: rank_group.divided(source, make, epoch, order.facts_of_all(epoch, 0)).segment
         return lambda: alone(located(source, make(), epoch))
 
     # --- what they take ----

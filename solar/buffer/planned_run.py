@@ -157,12 +157,13 @@ class PlannedRun:
         uses = len(segment.planned.rows) * most_rows_per_sample(source)
         held = self.window is not None and self.window.holds_all
         makers = list(islice(later, passes_per_plan(uses, first=True, held=held)))
-        window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
+        look = None if memory.rank_group is None else memory.rank_group.peers.check
+        window = apart(lambda stopped: self._plan(makers, source, budget, stopped), look)
         if self.run is not None and not self._goes_on(window):
             if midway:
                 return None
             self.end()
-            window = apart(lambda stopped: self._plan(makers, source, budget, stopped))
+            window = apart(lambda stopped: self._plan(makers, source, budget, stopped), look)
         return window, budget, later
 
     def _plan(
@@ -183,7 +184,10 @@ class PlannedRun:
             storages, _ = self._storages(source)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
-        window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, policies, last is not None)
+        group = self.memory.rank_group
+        share = None if group is None else group.shared_plans.of_run
+        held = last is not None
+        window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, policies, held, share=share)
         self._policies = kind, window.policies
         return window
 
@@ -245,10 +249,16 @@ class PlannedRun:
         if run is not None:
             run.close()
             self._stats.held(-run.nbytes)
+        self._stop_sharing()
         self._reset()
+
+    def _stop_sharing(self) -> None:
+        if self.memory.rank_group is not None:
+            self.memory.rank_group.shared_plans.run_ends()
 
     def drop(self) -> None:
         run, self.run = self.run, None
+        self._stop_sharing()
         if run is not None:
             run.drop()
             self._stats.held(-run.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from solar.buffer.buffer_memory import layouts_of_source
 from solar.buffer.located import located, pieces_of, used_by
+from solar.buffer.shared_plans import SharedPlans
 from solar.errors import PlanError, ReadError
 from solar.io.reading.reader import Rows
 from solar.io.reading.run import Run, Running, shared_nbytes
@@ -20,7 +21,8 @@ from solar.io.system.waiting import RANKS_PATIENCE
 from solar.planning.budget import Needs
 from solar.planning.pass_uses import PassUses, SampleUses
 from solar.planning.planned_passes import Piece
-from solar.samplers.index_stream import IndexStream, Pass
+from solar.planning.sharing import Who
+from solar.samplers.index_stream import Array, IndexStream, Pass
 from solar.samples.pending import leaves
 from solar.samples.source import SampleSource
 from solar.values import RunPart
@@ -68,10 +70,9 @@ class RankGroup:
             )
         self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
         self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
-        self.rank: int = order.sampler.rank  # which part of the samples is its own
-        self.ranks: int = order.sampler.num_replicas
-        own = {"part": self.rank}
-        alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
+        rank, ranks = order.sampler.rank, order.sampler.num_replicas
+        own = {"part": rank}
+        alone = int(rank == with_.rank and ranks == with_.ranks)  # in having this part
         data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of_source(source)[:8]]
         data += [own.digest[:16] for one in datasets for own in leaves(one.extents)[:8] if own is not None][:8]
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
@@ -102,8 +103,10 @@ class RankGroup:
         node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
         used = partial(used_by, source, order.sampler.dataset)
         self._sharing = Sharing(
-            pieces_of(source), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange, used
+            pieces_of(source), node_of, ranks, rank, self.mates, here, self.balance, self.exchange, used
         )
+        samples = len(order.sampler.dataset)
+        self.shared_plans = SharedPlans(with_, self._met, self._name, self._seconds, source, samples)
 
     def _carriers(self, exchange: str) -> str:
         """Returns how samples get to other nodes: "mpi", "torch", "read" (each reads its own), or "" if none do."""
@@ -132,6 +135,7 @@ class RankGroup:
         """Begins a run on all ranks. Returns what the batches of each process of this node take."""
         mine = {"needs": list(own), "door": secrets.token_hex(16)}
         self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
+        self.shared_plans.run_begins()
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
 
     def least(self, own: Mapping[str, int]) -> dict[str, int]:
@@ -198,11 +202,22 @@ class RankGroup:
             "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
         }  # fmt: skip
 
-    def divided(self, source: SampleSource, made: Pass, epoch: int) -> DividedPass:
-        """Returns this rank's part of a pass of all ranks."""
-        uses = located(source, made, epoch)
-        segment, own = self._sharing.divided(uses)
-        return DividedPass(segment, (made[0][own.uses], own.starts), self._facts(uses))
+    def divided(
+        self, source: SampleSource, make: Callable[[], Pass], epoch: int, facts: Mapping[str, Any] | None
+    ) -> DividedPass:
+        """Returns this rank's part of a pass of all ranks. `facts` are what the pass follows from, if that is known."""
+        shares = self.shared_plans.shares(facts)
+
+        def made() -> tuple[SampleUses, Array | None, Who | None, dict[str, Any]]:
+            samples, starts = make()
+            uses = located(source, (samples, starts), epoch)
+            who = self._sharing.who(uses) if shares and self.balance != "torch" else None
+            return uses, None if uses.rows is samples else samples, who, self._facts(uses)
+
+        uses, samples, who, same = self.shared_plans.pass_of(facts, made)
+        segment, own = self._sharing.divided(uses, who)
+        segment = segment._replace(facts=facts if shares else None)
+        return DividedPass(segment, ((uses.rows if samples is None else samples)[own.uses], own.starts), same)
 
     def pieces(self) -> list[Piece]:
         """Returns the pieces that this node plans: its region of each dataset."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from solar.io.system import lifecycle
+from solar.io.system.waiting import until
 
 Made = TypeVar("Made")
 Stopping = threading.Event  # set when nobody wants any more what a thread makes
@@ -39,9 +40,12 @@ class Background(threading.Thread):
         finally:
             self._done.set()
 
-    def error(self) -> Exception | None:
-        """Returns the error after the thread has ended, once: an error keeps its frames alive."""
-        self._wait()
+    def error(self, look: Callable[[], object] | None = None) -> Exception | None:
+        """Returns the error after the thread has ended, once: an error keeps its frames alive.
+
+        `look` is called now and then meanwhile, and raises if waiting is useless.
+        """
+        self.wait(look)
         error, self._error = self._error, None
         return error
 
@@ -49,11 +53,17 @@ class Background(threading.Thread):
         """Asks the thread to stop the next time it checks."""
         self._stopped.set()
         if wait and threading.current_thread() is not self:
-            self._wait()
+            self.wait()
 
-    def _wait(self) -> None:
+    def wait(self, look: Callable[[], object] | None = None) -> None:
+        """Waits until the thread has ended; see `error`."""
         if self._process == os.getpid():  # else it is not here: it stayed where this process was forked from
-            self._done.wait()
+            until(self._done.wait, look=look)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopped.is_set()
 
 
 def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> Exception | None:
@@ -75,14 +85,24 @@ def in_background(do: Callable[[Stopping], None]) -> Background | None:
         return None
 
 
-def apart(make: Callable[[Stopping], Made]) -> Made:
-    """Runs in a thread of its own, so that a traceback does not keep the caller's frames alive."""
+def check_wanted() -> None:
+    """Raises PlanningStopped in a thread that was asked to stop."""
+    thread = threading.current_thread()
+    if isinstance(thread, Background) and thread.stopped:
+        raise PlanningStopped
+
+
+def apart(make: Callable[[Stopping], Made], look: Callable[[], object] | None = None) -> Made:
+    """Runs in a thread of its own, so that a traceback does not keep the caller's frames alive.
+
+    `look` is called now and then meanwhile, and raises if waiting is useless.
+    """
     made: list[Made] = []
     work = in_background(lambda stopped: made.append(make(stopped)))
     if work is None:
         return make(Stopping())
     try:
-        error = work.error()
+        error = work.error(look)
     except BaseException:  # Ctrl-C
         work.stop(wait=False)
         raise

@@ -288,7 +288,9 @@ def _used_pieces(job: Job, pieces: Sequence[Piece], uses: SampleUses, epoch: int
 def rank_part(job: Job, own: Sharing, epoch: int) -> PassUses:
     """Returns a rank's part of an epoch."""
     uses = job.uses(epoch)
-    return alone(uses) if job.world.ranks == 1 else own.divided(uses, job.who(epoch))[0]
+    if job.world.ranks == 1:
+        return alone(uses)
+    return own.divided(uses, None if own.balance == "torch" else job.who(epoch))[0]
 
 
 def rank_batch(job: Job) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.values import Transfers
+from solar.values import Transfers, Turns
 
 AT_ONCE = 1 << 18  # uses whose repeats are looked for together
 
@@ -20,7 +20,8 @@ class SampleUses(NamedTuple):
     which: NDArray[np.int64] | None  # None: there is one H5Dataset
     rows: NDArray[np.int32]
     starts: NDArray[np.int64]  # where each step begins among the uses, and the last one ends
-    places: NDArray[np.int32] | None = None  # in the memory of the step's batch, -1: nowhere; None: they are in order
+    # In the memory of the step's batch, -1: nowhere; None: they are in order.
+    places: NDArray[np.int32] | Turns | None = None
     epoch: int = 0  # where samples lie elsewhere in each
 
     @property
@@ -45,15 +46,18 @@ class SampleUses(NamedTuple):
         where = np.flatnonzero(self.which == dataset)
         return self.rows[where], np.searchsorted(where, self.starts)
 
-    def positions(self, dataset: int) -> NDArray[np.int32] | None:
+    def positions(self, dataset: int) -> NDArray[np.int32] | Turns | None:
         """Returns the place of each use of this H5Dataset; None if all uses are of it, in order."""
         if self.which is None:
             return self.places
         where = np.flatnonzero(self.which == dataset)
-        if self.places is not None:
+        if isinstance(self.places, np.ndarray):
             return self.places[where]
         batch = np.searchsorted(self.starts, where, side="right") - 1
-        return (where - self.starts[batch]).astype(np.int32)
+        within = (where - self.starts[batch]).astype(np.int32)
+        if self.places is None:
+            return within
+        return np.where(within % self.places.ranks == self.places.rank, within // self.places.ranks, np.int32(-1))
 
     @property
     def digest(self) -> str:
@@ -78,6 +82,7 @@ class PassUses(NamedTuple):
         None  # ranks of a node share what samples lie in: of each planned use, whose it is
     )
     room: tuple[int, int] | None = None  # where rows travel: bytes of two batches, with parcels; of each further one
+    facts: Mapping[str, Any] | None = None  # what it follows from, where the ranks of a node share it
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -98,6 +103,8 @@ class PassUses(NamedTuple):
 
     def same(self, other: PassUses) -> bool:
         """Returns whether both use the same samples in the same batches."""
+        if self.facts is not None and self.facts == other.facts:
+            return True
         return self.planned.same(other.planned) and self.batches.same(other.batches)
 
 

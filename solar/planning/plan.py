@@ -31,7 +31,7 @@ from solar.planning.sweep import (
     swept_uses,
     total,
 )
-from solar.planning.units import Units
+from solar.planning.units import Units, uniform
 from solar.samples.row_windows import Listing
 from solar.values import RowPacking, Script, Storage
 
@@ -91,6 +91,16 @@ class Plan:
 
     def script(self, epoch: int) -> Script:
         """Returns what this epoch uses, reads and drops, step by step."""
+        return self.with_uses(epoch, self.moves(epoch))
+
+    def with_uses(self, epoch: int, moves: Script) -> Script:
+        """Returns the script of which these are the moves."""
+        items, starts = self.uses(epoch)
+        rows = items.rows if isinstance(items, MappedUses) else self.region.rows(items, 0, whole=False)
+        return replace(moves, rows=rows, starts=starts)
+
+    def moves(self, epoch: int) -> Script:
+        """Returns the script of this epoch without its uses: what is read and dropped."""
         if epoch not in self.epochs:
             raise PlanError(f"epoch {epoch}: this plan has epochs {self.epochs.start} to {self.epochs.stop - 1}")
         place = epoch - self.epochs.start
@@ -104,8 +114,8 @@ class Plan:
         start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
         whole, pinned = self.policy.whole, self.policy.pinned
         return Script(
-            rows=items.rows if isinstance(items, MappedUses) else self.region.rows(items, 0, whole=False),
-            starts=starts,
+            rows=np.empty(0, np.int32),
+            starts=np.empty(0, np.int64),
             last=np.packbits(last, bitorder="little") if isinstance(items, MappedUses) else last,
             loads=self.region.rows(loads, pinned, whole=whole),
             ends=ends,
@@ -113,6 +123,22 @@ class Plan:
             start_ends=start.ends,
             start_due=start.due,
         )
+
+
+def told_elsewhere(epoch: int) -> UsesOf:
+    """Stands for the uses of a plan that travels: who gets it knows them."""
+    raise PlanError(f"epoch {epoch}: this process has only the outcome of the plan")
+
+
+def portable_plan(plan: Plan) -> Plan:
+    """Returns what travels of a plan: neither what is used, nor how it goes on."""
+    return replace(plan, uses=told_elsewhere, marks=(), region=Region(uniform(1, 1), 0, 0))
+
+
+def restored_plan(plan: Plan, of: Sequence, region: Region, packing: RowPacking | None) -> Plan:
+    """Returns a plan that came from another process, with what is used and where that lies, which this one knows."""
+    region = region.packed(packing) if plan.policy.packed and packing is not None else region
+    return replace(plan, uses=_uses_of(of, region), region=region)
 
 
 def plan_rows(

@@ -16,7 +16,7 @@ from solar.errors import PlanError
 from solar.io.system import quantities
 from solar.planning.budget import FETCHED, pooled_nbytes, shares
 from solar.planning.pass_uses import PassUses, SampleUses
-from solar.planning.plan import Plan, plan_rows
+from solar.planning.plan import Plan, plan_rows, portable_plan, restored_plan
 from solar.planning.regions import Region, whole_region
 from solar.planning.sweep import Counts, RetentionPolicy, in_items, pages, total
 from solar.planning.units import Units
@@ -29,6 +29,8 @@ SLOW_ANSWER = 4e-3  # seconds from which on a storage that takes many requests a
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 USES_HELD = 500_000  # the same where memory holds everything: about as many as are planned in 20 ms
 SEGMENTS = 32, 256  # passes, at most
+
+Share = Callable[[str, int, Callable[[], Any]], Any]  # by kind and number
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class PlannedPasses:
         policies: Sequence[RetentionPolicy | None],
         holding: bool,
         parts: int = 1,  # segments that a pass over the samples comes in
+        share: Share | None = None,  # makes what all ranks of a node have alike once for all of them
     ) -> None:
         self._makers = makers
         self._made: dict[int, PassUses] = {}
@@ -144,12 +147,34 @@ class PlannedPasses:
         self.segments = range(first, first + len(makers))
         self.next = first  # segment to be carried out
         self.batch = batch  # samples, at most
-        facts = (self.segment(first).planned.digest, len(makers))
+        facts: tuple[Any, ...] = (_identity(self.segment(first)), len(makers))
+        self._share = share if self.segment(first).facts is not None else None
         self.shares = self._shared()
-        self.plans = [
-            _plan(self, piece, share, storage, facts, policy, holding, parts)
-            for piece, share, storage, policy in zip(pieces, self.shares, storages, policies, strict=True)
-        ]
+
+        def planned() -> list[Plan]:
+            return [
+                _plan(self, piece, room, storage, facts, policy, holding, parts)
+                for piece, room, storage, policy in zip(pieces, self.shares, storages, policies, strict=True)
+            ]
+
+        self.plans = planned() if self._share is None else self._plan_once(planned)
+
+    def _plan_once(self, planned: Callable[[], list[Plan]]) -> list[Plan]:
+        """Returns the plans, which one rank of a node makes: it alone can tell the scripts."""
+        assert self._share is not None
+        own: list[Plan] = []
+
+        def make() -> list[Plan]:
+            own.extend(planned())
+            return [portable_plan(plan) for plan in own]
+
+        came = self._share("plan", self.segments.start, make)
+
+        def of(piece: Piece) -> Callable[[int], Any]:
+            return lambda number: piece.rows(self.segment(number).planned)
+
+        pairs = zip(came, self.pieces, strict=True)
+        return own or [restored_plan(plan, of(piece), piece.region, piece.packing) for plan, piece in pairs]
 
     def segment(self, number: int) -> PassUses:
         """Returns a segment. The one asked for last is kept, because planning goes from one to the next."""
@@ -208,8 +233,12 @@ class PlannedPasses:
         for piece in self.pieces:
             fields.setdefault(piece.field, []).append(piece)
         first = {field: first_rows_of(pieces, segment.batches) for field, pieces in fields.items()}
-        pairs = zip(self.pieces, self.plans, strict=True)
-        scripts = [part_script(piece, segment, plan.script(number), first[piece.field]) for piece, plan in pairs]
+        made: Callable[[], list[Script]] = lambda: [plan.moves(number) for plan in self.plans]  # noqa: E731
+        moves = made() if self._share is None else self._share("script", number, made)
+        scripts = [
+            part_script(piece, segment, plan.with_uses(number, own), first[piece.field])
+            for piece, plan, own in zip(self.pieces, self.plans, moves, strict=True)
+        ]
         if segment.elsewhere is not None:
             scripts += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return scripts
@@ -240,6 +269,11 @@ class PlannedPasses:
         if self.segment(self.segments.start).elsewhere is not None:
             parts += [replace(part, pages=0, stored=False, pack=None, direct=True, ahead=FETCHED) for part in parts]
         return parts
+
+
+def _identity(segment: PassUses) -> Any:
+    """Returns what a segment follows from, if that is known; else its digest."""
+    return segment.planned.digest if segment.facts is None else segment.facts
 
 
 def _plan(

@@ -17,7 +17,7 @@ from solar.planning.planned_passes import Piece
 from solar.planning.regions import around, homes, units_of
 from solar.planning.sweep import SWEEP_BLOCK
 from solar.samples.row_windows import RowWindows
-from solar.values import Transfers
+from solar.values import Transfers, Turns
 
 Places = NDArray[np.signedinteger[Any]]
 Ranks = NDArray[np.int32]
@@ -33,7 +33,7 @@ class Group:
 
     uses: Places | slice  # which of all uses
     starts: Starts  # where each step begins in them, and the last one ends
-    places: NDArray[np.int32]  # -1: not in this rank's memory
+    places: NDArray[np.int32] | Turns  # -1: not in this rank's memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,34 @@ class Division:
     sizes: Places  # rows of its memory in each step
     sent: Places  # [step, rank, begin, end]: these rows of its memory go to that rank; by step, then by rank
     come: Places  # [step, rank, place]: what that rank sends goes there; by step, by rank, in the order it sends
+
+
+def own_turns(starts: Starts, ranks: int, rank: int) -> Group:
+    """Returns what one rank takes where ranks take turns: every so-manieth use, if steps divide by the ranks."""
+    own = -(-(np.diff(starts) - rank) // ranks)
+    begins = np.concatenate(([0], np.cumsum(own)))
+    if not np.any(starts[:-1] % ranks):
+        return Group(slice(rank, int(starts[-1]), ranks), begins, Turns(1, 0))
+    uses = np.arange(begins[-1], dtype=np.int32)
+    uses *= np.int32(ranks)
+    uses += np.repeat((starts[:-1] + rank - begins[:-1] * ranks).astype(np.int32), own)
+    return Group(uses, begins, Turns(1, 0))
+
+
+def turns_of_node(starts: Starts, ranks: int, rank: int, mates: Collection[int]) -> tuple[Group, Group]:
+    """Returns what a rank takes, and what its node provides, where ranks take turns and read what they take."""
+    own = own_turns(starts, ranks, rank)
+    if len(mates) == ranks:
+        return own, Group(slice(None), starts, Turns(ranks, rank))
+    near = np.zeros(ranks, np.bool_)
+    near[list(mates)] = True
+    turns = by_turns(starts, ranks)
+    here = true_positions(near[turns])
+    taken = turns[here] == rank
+    del turns
+    places = np.full(len(here), -1, np.int32)
+    places[taken] = number_within_steps(own.starts)
+    return own, group_uses(here, starts, places)
 
 
 def by_turns(starts: Starts, ranks: int) -> Ranks:
@@ -250,6 +278,8 @@ class Sharing:
 
     def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
         """Returns this rank's part of a pass of all ranks, and which of all uses are in its batches."""
+        if who is None and self.balance == "torch":
+            return self._in_turns(uses)
         sends = self.exchange in SENDING
         taken, provided = who or self.who(uses)
         room = self.room(uses, (taken, provided)) if sends else None
@@ -267,6 +297,15 @@ class Sharing:
             room,
         )
         return made, found.batch
+
+    def _in_turns(self, uses: SampleUses) -> tuple[PassUses, Group]:
+        """Does what `divided` does where each rank takes what DistributedSampler gives it, without a list of who."""
+        batch, here = turns_of_node(uses.starts, self.ranks, self.rank, self.mates)
+        own, takers = some_uses(uses, batch), None
+        if len(self.mates) > 1 and any(piece.in_blocks for piece in self.pieces):
+            takers = by_turns(uses.starts, self.ranks)[here.uses]
+        planned = some_uses(uses, here, places=True)
+        return PassUses(planned, own, sizes_=np.diff(batch.starts), takers=takers), batch
 
     def room(self, uses: SampleUses, who: Who) -> tuple[int, int]:
         """Returns what two batches of a rank take of its node's memory, and each further one (`PassUses.room`).

@@ -224,6 +224,23 @@ class Indices:
         self.position.order.ended()
         return made
 
+    def begin(self) -> None:
+        """Begins the pass: after that it is known where it begins."""
+        self._has_begun()
+
+    def can_pass_over(self) -> bool:
+        """Returns whether somebody else may draw all batches of a pass that has begun: see `pass_over`."""
+        batches = self._batches
+        return isinstance(batches, BatchCuts) and batches.pass_over is not None and not self.position.has_gaps
+
+    def pass_over(self, starts: Array) -> None:
+        """Counts all index batches as drawn. `starts` says where each begins, and where the last one ends."""
+        batches = self._batches
+        assert isinstance(batches, BatchCuts) and batches.pass_over is not None, "can_pass_over() says so"
+        batches.pass_over()
+        self.position.draw_all(starts)
+        self.position.order.ended()
+
     def known(self) -> Iterator[Any]:
         """Returns the batches cut from one array if all samples of the pass are known now, else these batches.
 

@@ -49,9 +49,12 @@ UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
 class BatchCuts:
     """Index batches of samples that are all known: cut one after another, or all in one go."""
 
-    def __init__(self, each: Iterator[Any], make: Callable[[], Pass]) -> None:
+    def __init__(
+        self, each: Iterator[Any], make: Callable[[], Pass], pass_over: Callable[[], None] | None = None
+    ) -> None:
         self._each, self._make = each, make
         self._made: Pass | None = None
+        self.pass_over = pass_over  # has it as drawn, when somebody else draws all batches
 
     def at_once(self) -> Pass:
         """Returns all batches, unless one was taken; the same ones if it is called again."""
@@ -156,6 +159,11 @@ class IndexStream:
         """Whether the later passes are known for certain."""
         return not self.guessed and type(self).later is not IndexStream.later
 
+    @property
+    def is_of_all(self) -> bool:
+        """Whether all ranks share one order, of which `of_all` gives the passes."""
+        return False
+
     def of_all(self, begun_at: int) -> Pass | None:
         """Returns the pass of all ranks together that began after `begun_at` samples; None if they share no order."""
         return None
@@ -163,6 +171,10 @@ class IndexStream:
     def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
         """Returns `later` for the passes of all ranks together."""
         return iter(())
+
+    def facts_of_all(self, epoch: int, begun_at: int) -> dict[str, Any] | None:
+        """Returns what `of_all` follows from in an epoch, for JSON; None if that is not known in few words."""
+        return None
 
     def batched(self, samples: Array) -> Pass:
         """Returns the samples of a pass, and where its batches begin, as `cut` cuts them."""
@@ -246,7 +258,9 @@ class Distributed(IndexStream):
         def each() -> Iterator[Any]:
             yield from self._cut_plan(self._plan())
 
-        return BatchCuts(each(), lambda: self._cutter(self._plan()).at_once())
+        return BatchCuts(
+            each(), lambda: self._cutter(self._plan()).at_once(), lambda: self._cutter(self._plan()).pass_over()
+        )
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
@@ -260,11 +274,23 @@ class Distributed(IndexStream):
             return self.batched(np.fromiter(plan, np.int64))
         return self._cutter(plan).at_once()
 
+    @property
+    def is_of_all(self) -> bool:
+        return self.batch_sampler is not None
+
     def of_all(self, begun_at: int) -> Pass | None:
-        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
+        return self._of_all(self.sampler.epoch, begun_at) if self.is_of_all else None
 
     def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def facts_of_all(self, epoch: int, begun_at: int) -> dict[str, Any] | None:
+        plan, cutter = self._plan(), self.batch_sampler
+        if cutter is None or (plan.by is not None and not plan.by.digest):  # a function of the user's
+            return None
+        facts = {**plan.facts(), "epoch": epoch, "first sample": begun_at, "samples": plan.length}
+        tail = {"tail": plan.tail, "batch_size": cutter.batch_size, "drop_last": cutter.drop_last}
+        return facts | tail | {"ranks": plan.num_replicas}
 
     def _of_all(self, epoch: int, begun_at: int) -> Pass:
         plan = copy.copy(self._plan())
@@ -276,7 +302,7 @@ class Distributed(IndexStream):
 
     def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
         cutter = self._cutter(plan)
-        return BatchCuts(cutter.arrays(), cutter.at_once) if self.as_arrays else iter(cutter)
+        return BatchCuts(cutter.arrays(), cutter.at_once, cutter.pass_over) if self.as_arrays else iter(cutter)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
         plan = self._plan()

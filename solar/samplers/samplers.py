@@ -349,6 +349,13 @@ class PlanBatchSampler(TorchBatchSampler):
         samples = np.concatenate([sampler._share(order, int(edges[0]), int(edges[even])), *uneven])
         return samples, np.concatenate(([0], np.cumsum(sizes)))
 
+    def pass_over(self) -> None:
+        """Has the PlanSampler begin an iteration, and end it: somebody else draws it."""
+        sampler = self.sampler
+        assert _is_planned(sampler)
+        _, drawn = sampler._begin()
+        drawn.samples = sampler.length
+
     def of_all(self, start: int) -> tuple[Indices, Indices]:
         """Returns the samples of all ranks over a PlanSampler, after the first `start`, and each step's first index in
         them.

@@ -16,7 +16,7 @@ from solar.planning.pass_uses import SampleUses, shared_steps
 from solar.planning.planned_passes import PlannedPasses
 from solar.samples.row_windows import Listing
 from solar.service.shared_data import SharedData
-from solar.values import PartScript, RunPart, Script, Transfers
+from solar.values import PartScript, RunPart, Script, Transfers, Turns
 
 
 @dataclass(eq=False)
@@ -159,6 +159,7 @@ def cut_part(part: PartScript, begin: int, end: int) -> PartScript:
         start_ends=script.start_ends if first else none,
         start_due=script.start_due if first else none,
     )
+    assert not isinstance(part.positions, Turns), "jobs and nodes of a service take no turns"
     positions = None if part.positions is None else part.positions[own]
     return part._replace(script=made, positions=positions, afresh=part.afresh if first else None)
 

@@ -70,6 +70,15 @@ class Run final : public Batches {
     bool direct;
     std::uint64_t ahead, gap;  // of the part, from here on
   };
+  // Ranks take the uses of a step in turns, as torch divides it: use i goes to rank i % ranks, at place i / ranks.
+  struct Turns {
+    std::int64_t ranks = 0, rank = 0;  // 0: not so
+
+    std::int64_t position(std::size_t use) const noexcept {
+      const auto i = static_cast<std::int64_t>(use);
+      return i % ranks == rank ? i / ranks : -1;
+    }
+  };
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
@@ -87,6 +96,7 @@ class Run final : public Batches {
     std::span<const std::int32_t> own = {};
     std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
     std::optional<Afresh> afresh = std::nullopt;
+    Turns turns = {};  // in place of positions
   };
   // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more. `lends`: no
   // batch is begun while more than so many that were taken have not come back, and more than whoever asked last kept (a

@@ -54,7 +54,9 @@ void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act
              end = static_cast<std::size_t>(epoch.starts[step + 1]);
   for (std::size_t i = begin; i < end; ++i) {
     const auto places = part_.boxes == nullptr ? epoch.positions : epoch.own;  // blocks go nowhere, but to a rank
-    const std::int64_t position = places.empty() ? static_cast<std::int64_t>(i - begin) : places[i];
+    const std::int64_t position = epoch.turns.ranks > 0 ? epoch.turns.position(i - begin)
+                                  : places.empty()      ? static_cast<std::int64_t>(i - begin)
+                                                        : places[i];
     if (part_.extents == nullptr) {
       act(i, epoch.rows[i], position);
       continue;

@@ -88,6 +88,10 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   const std::size_t placed = part.boxes == nullptr ? epoch.rows.size() : epoch.samples.size();
   if (!epoch.positions.empty() && epoch.positions.size() != placed)
     refuse_epoch("positions must be as long as what they place");
+  const Run::Turns& turns = epoch.turns;
+  if (turns.ranks != 0 && (turns.rank < 0 || turns.rank >= turns.ranks || !epoch.positions.empty() ||
+                           part.boxes != nullptr || (!shared && turns.ranks > 1)))
+    refuse_epoch("turns of rank " + std::to_string(turns.rank) + " of " + std::to_string(turns.ranks));
   if (part.boxes != nullptr) check_boxes(epoch, part, sizes, shared);
   const std::uint64_t nbytes =
       part.boxes == nullptr ? part.source->row_nbytes() : part.boxes->nbytes(part.source->itemsize);
@@ -97,9 +101,11 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
     if (sizes[step] < 0 || sizes[step] > most) refuse_epoch("a batch of " + std::to_string(sizes[step]) + " rows");
     const std::int64_t uses = starts[step + 1] - starts[step];
     // Of an epoch that uses no row of its own, all comes from elsewhere.
-    const bool filled = alone && epoch.positions.empty() && placed > 0;
+    const bool filled = alone && epoch.positions.empty() && turns.ranks == 0 && placed > 0;
     const bool fits = filled ? uses == sizes[step] : shared || uses <= sizes[step];
     if (!fits) refuse_epoch("a batch of another size");
+    if (turns.ranks > 0 && sizes[step] != (uses - turns.rank + turns.ranks - 1) / turns.ranks)
+      refuse_epoch("a batch of another size than turns give it");
     for (std::int64_t use = starts[step]; !epoch.positions.empty() && use < starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
       if ((position < 0 && !shared) || position >= sizes[step])
