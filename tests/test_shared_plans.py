@@ -106,6 +106,16 @@ sys.stdout.flush()
 """
 
 
+def test_small_passes_are_made_by_each_rank() -> None:
+    from solar.buffer.shared_plans import SharedPlans
+
+    plans = SharedPlans.__new__(SharedPlans)
+    plans._several = True
+    assert not plans.shares({"samples": (1 << 20) - 1})
+    assert plans.shares({"samples": 1 << 20})
+    assert not plans.shares(None)  # whose order nobody knows by its facts
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_rank_dies_while_one_plans_for_all_the_others_name_it_soon(victim: int, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:

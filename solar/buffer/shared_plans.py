@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from solar.io.channels.meeting import MeetingResult, Peers
     from solar.io.channels.node_notes import NodeNotes
 
-SHARED_SAMPLES = 1  # of a pass, from which on a node makes it once: it takes a rank some tenths of a second
+SHARED_SAMPLES = 1 << 20  # of a pass, from which on a node makes it once: it takes a rank some tenths of a second
 
 
 class SharedPlans:
