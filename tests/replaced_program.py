@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, SolarError, _native
+from solar.buffer import shared_plans
 from solar.io.channels import detect
 
 look = _native.check_unchanged
@@ -36,6 +37,7 @@ def refuse(paths: list[str], *facts: Any) -> None:
 
 
 def carried_out(case: dict[str, Any], by: str, rank: int, ranks: int) -> dict[str, Any]:
+    shared_plans.SHARED_SAMPLES = 1 if case.get("shared") else 1 << 20
     data = H5Dataset(case["path"], "x", collective_open=case["together"])
     sampler = PlanSampler(data, ranks, rank, seed=2)
     loader: Any = DataLoader(data, 4, sampler=sampler, buffer=case["buffer"], exchange=case["exchange"])

@@ -410,7 +410,7 @@ SAID = {
 }
 
 
-@pytest.mark.slow(but=["1-together", "1-leaves"])
+@pytest.mark.slow(but=["1-together"])
 @pytest.mark.parametrize("case", ["together", "unlike", "leaves", "off", "small", "none"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_read_together_where_all_of_them_know_what_they_read(path: str, case: str, nodes: int) -> None:

@@ -186,9 +186,9 @@ def test_where_memory_holds_all_no_pass_waits_for_the_plan_of_later_ones(
 ) -> None:
     passes, begin = list[int](), PlannedPasses.__init__
 
-    def noted(self: PlannedPasses, makers: Sequence[Any], *more: Any) -> None:
+    def noted(self: PlannedPasses, makers: Sequence[Any], *more: Any, **others: Any) -> None:
         passes.append(len(makers))
-        begin(self, makers, *more)
+        begin(self, makers, *more, **others)
 
     monkeypatch.setattr(PlannedPasses, "__init__", noted)
     monkeypatch.setattr("solar.planning.planned_passes.USES_HELD", 400)

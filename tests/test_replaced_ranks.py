@@ -65,8 +65,9 @@ def test_all_ranks_are_told_whoever_sees_it(by: str, nodes: int, tmp_path: Path)
         check(case, found)
 
 
-def test_metadata_that_rank_0_has_read_for_all_tells_the_file_too(tmp_path: Path) -> None:
-    for case, found in run("torch", tmp_path, 1, together=True):
+@pytest.mark.parametrize("shared", [False, True])  # whether one rank plans for all
+def test_metadata_that_rank_0_has_read_for_all_tells_the_file_too(tmp_path: Path, shared: bool) -> None:
+    for case, found in run("torch", tmp_path, 1, together=True, shared=shared):
         check(case, found)
 
 

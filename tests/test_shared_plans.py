@@ -158,6 +158,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_of_four_ranks_three_keep_nothing_that_grows_with_the_samples(tmp_path: Path) -> None:
     """Memory of numpy by allocation, the file of notes by the system. Native code has 4 bytes a sample and rank."""
     found: dict[int, dict[int, list[int]]] = {}

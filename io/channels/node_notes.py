@@ -36,6 +36,10 @@ ALIGNED = 64  # bytes, at which arrays begin
 WRITTEN_AT_ONCE = 1 << 30  # bytes written by one call: Linux takes no more than 2 GiB
 
 
+class RunEnded(ReadError):
+    """The process that makes values has ended a run, for a reason that it tells at the next meeting."""
+
+
 class Waiting(NamedTuple):
     """How long a process waits for a value."""
 
@@ -141,7 +145,7 @@ class NodeNotes:
         def looked() -> None:
             waiting.look()
             if self.ended >= waiting.run and self._find(name) is None:
-                raise ReadError(f"{self._names[0]} has ended the run for which it makes {waiting.what}")
+                raise RunEnded(f"{self._names[0]} has ended the run for which it makes {waiting.what}")
 
         found = polling(lambda: self._find(name))
         entry = until_others(found, waiting.what, lambda: self._names[0], waiting.seconds, looked, logging.INFO)

@@ -163,6 +163,9 @@ class RankGroup:
             self.check_files()
             yield
         except Exception as error:
+            self.shared_plans.run_ends()  # first: others may wait for what this rank was to make
+            if self.shared_plans.is_of_others(error):  # whose own says more than this one
+                self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
             with suppress(PlanError):  # this rank's own error says more
                 self.peers.meet(what, {TROUBLE: str(error)}, {}, {}, self._seconds)
             raise

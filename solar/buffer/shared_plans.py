@@ -66,6 +66,14 @@ class SharedPlans:
         if self._notes is not None:
             self._notes.end(self._running)
 
+    def is_of_others(self, error: Exception) -> bool:
+        """Returns whether an error only says that the rank that makes plans has ended a run."""
+        if self._notes is None:
+            return False
+        from solar.io.channels.node_notes import RunEnded
+
+        return isinstance(error, RunEnded)
+
     def pass_of(self, facts: Mapping[str, Any] | None, make: Callable[[], Any]) -> Any:
         """Returns what is made of a pass, by this rank or by another one of its node."""
         if self._notes is None or not self.shares(facts):

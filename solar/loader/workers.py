@@ -27,6 +27,7 @@ from solar.loader.batch_sources import reads_each_field
 from solar.loader.direct import MakeInPython
 from solar.samplers.epoch_position import EpochPosition
 from solar.samplers.samplers import check_no_rank_is_without
+from solar.samples.dataset import decodes_to_float32
 from solar.samples.pending import TENSOR_KINDS, PendingBatch, arranged, for_user, leaves
 from solar.samples.source import SampleSource
 from solar.samples.transform import SampleKeys, Words, seed_global_generators
@@ -176,6 +177,8 @@ class BatchStarter:
         if in_python or not reads_each_field(self.source):
             return None
         first = self.source.first
+        if self.buffered_pass is None and decodes_to_float32(first):
+            return None  # which takes less
         return conversions([one.rows for one in first.opened()], leaves(first.fields))
 
     def in_loop(self) -> MakeInPython | None:
@@ -183,6 +186,8 @@ class BatchStarter:
         making, first, words = self.making, self.source.first, self._words()
         if not making.in_python or not making.of_arrays or self.threads is not None:
             return None
+        if self.buffered_pass is None and decodes_to_float32(first):
+            return None  # which takes less
         if not reads_each_field(self.source):
             return None
 

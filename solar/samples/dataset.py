@@ -397,6 +397,11 @@ def _decoded(layouts: Any, own: Sequence[SampleMap | None], tier: Tier) -> tuple
     return mapped(layouts, kept), maps
 
 
+def decodes_to_float32(dataset: H5Dataset) -> bool:
+    """Returns whether a field is cast while its chunks are decoded, where samples are read without a buffer."""
+    return any(one is not other for one, other in zip(dataset.opened(), dataset._unfinished, strict=True))
+
+
 def start_batch_of(
     datasets: Sequence[H5Dataset],
     which: np.ndarray[Any, Any],
