@@ -16,7 +16,7 @@ from solar.device.finish import DeviceFinish
 from solar.device.ring import SLOTS, Streams
 from solar.io.reading.reader import Rows
 from solar.loader.batch_sources import DirectSource
-from solar.loader.lent import LentBatches, Make
+from solar.loader.lent import LentBatches, Make, stopped
 from solar.loader.stats import Stats
 
 if TYPE_CHECKING:
@@ -74,13 +74,9 @@ class TensorQueue:
 
     def stop(self) -> tuple[list[Any], Exception | None]:
         """Copies no more. Returns the batches that were not handed out, and the error after them."""
-        left, failure = self._lander.stop(), None
-        try:
-            self._lander.failed()
-        except Exception as error:
-            failure = error.with_traceback(None)
+        found = stopped(self._lander)
         self.waiting.clear()
-        return left, failure
+        return found
 
 
 class LandedBatches(LentBatches):

@@ -159,12 +159,17 @@ class ConvertedQueue:
         return values, (*found[1], self._waited - before)
 
     def stop(self) -> tuple[list[Any], Exception | None]:
-        left = self._native.stop()
-        try:
-            self._native.failed()
-        except Exception as error:
-            return left, error.with_traceback(None)
-        return left, None
+        return stopped(self._native)
+
+
+def stopped(native: _native.Lander | _native.Converter) -> tuple[list[Any], Exception | None]:
+    """Ends native work. Returns the batches that were not handed out, as they came, and the error after them."""
+    left = native.stop()
+    try:
+        native.failed()
+    except Exception as error:
+        return left, error.with_traceback(None)
+    return left, None
 
 
 def conversions(rows: Sequence[Rows], fields: Sequence[Field | None]) -> list[Converts | None] | None:
