@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from kit import settle
 
 from solar import DataLoader
 from solar.loader import adopt
@@ -38,6 +39,21 @@ def adopt_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopt, "WORTH_A_TABLE", 0.0)
     monkeypatch.setattr(adopt, "WORTH_A_DATASET", 0.0)
     monkeypatch.setattr(adopt, "BAD_CHECKS", 1 << 30)
+
+
+def scan(folder: Path, samples: int) -> str:
+    """A file of rows of several kinds: gzip, large, tiny, several of a sample, big-endian, text."""
+    rng = np.random.default_rng(0)
+    name = folder / "scan.h5"
+    with h5py.File(name, "w") as file:
+        x = rng.integers(0, 9, (samples, 8, 6)).astype("f4")
+        file.create_dataset("x", data=x, chunks=(16, 8, 6), compression="gzip")
+        file["flat"] = rng.standard_normal((samples, 300, 20))
+        file["y"], file["long"] = np.arange(samples), rng.random((3 * samples, 600))
+        file["big"] = rng.integers(0, 9, (samples, 5)).astype(">i2")
+        file["name"] = np.array([f"s{i}" for i in range(samples)], h5py.string_dtype())
+    settle(name)
+    return str(name)
 
 
 def kept(samples: Any) -> Any:

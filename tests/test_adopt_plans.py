@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from adopt_kit import adopt_always, answered, compared, draws, epochs_of, kept, seed_all, told
+from adopt_kit import adopt_always, answered, compared, draws, epochs_of, kept, scan, seed_all, told
 from kit import settle
 from mpi_kit import under_gloo
 from serve_kit import serving
@@ -35,17 +35,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    rng = np.random.default_rng(0)
-    name = tmp_path_factory.mktemp("planned") / "scan.h5"
-    with h5py.File(name, "w") as file:
-        x = rng.integers(0, 9, (SAMPLES, 8, 6)).astype("f4")
-        file.create_dataset("x", data=x, chunks=(16, 8, 6), compression="gzip")
-        file["flat"] = rng.standard_normal((SAMPLES, 300, 20))
-        file["y"], file["long"] = np.arange(SAMPLES), rng.random((3 * SAMPLES, 600))
-        file["big"] = rng.integers(0, 9, (SAMPLES, 5)).astype(">i2")
-        file["name"] = np.array([f"s{i}" for i in range(SAMPLES)], h5py.string_dtype())
-    settle(name)
-    return str(name)
+    return scan(tmp_path_factory.mktemp("planned"), SAMPLES)
 
 
 def planned(loader: DataLoader[Any]) -> bool:
