@@ -307,10 +307,10 @@ def test_what_a_job_is_handed_stays_what_it_was_when_the_reader_ends_meanwhile(
     assert str(Path(f"/proc/self/fd/{handed_on[3]}").readlink()) == "anon_inode:[eventfd]"
     close_all(handed_on)
     monkeypatch.setattr(hall, "join", lambda *_: member)  # as if it ended right after
-    before = len([*Path("/proc/self/fd").iterdir()])
+    before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(Refused, match="divides its memory anew"):
         hall.admit("job", 1, uses, 4, deque())
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before  # what earlier tests left may be closed meanwhile
     halls.close()
 
 
