@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from kit import broken_file, check_all_but_the_broken
+from serve_kit import serving
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler
 from solar.loader.iterator import EpochIterator
@@ -112,6 +113,33 @@ def test_both_ways_give_the_same_batches_and_counts(
     assert short_counts["resident_bytes"] == 0
     assert short_counts["epochs"] == 2
     assert short_counts["samples"] == 2 * SAMPLES
+
+
+@pytest.mark.parametrize("fields", ["x", {"x": "x", "y": "y"}], ids=str)
+def test_batches_of_a_service_take_few_calls_and_are_those_of_the_long_way(
+    path: Path, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    with serving(path, where=tmp_path) as service:
+        for long_way in (False, True):
+            if long_way:
+                monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+            with loader_of(path, fields, service=str(service.path), buffer=0) as loader:
+                epoch, states, few = list[Any](), [], []
+                batches = iter(loader)
+                for _ in range(SAMPLES // BATCH):
+                    time.sleep(1e-3)
+                    few.append(calls(batches, epoch))
+                    states.append(loader.state_dict())
+                    assert goes_straight(batches) == (not long_way) or len(epoch) > SAMPLES // BATCH - 9
+                assert next(batches, None) is None
+                assert loader._buffered.running.counts()["served"] > 100
+            counted = {name: loader.stats()[name] for name in ("batches", "samples", "bytes_handed", "epochs")}
+            found.append((epoch, states, counted))
+            assert long_way or min(few) <= 24, few
+    (short, *facts), (long, *long_facts) = found
+    torch.testing.assert_close(short, long, rtol=0, atol=0)
+    assert facts == long_facts
 
 
 @pytest.mark.parametrize("buffer", [0, BUFFER])

@@ -14,7 +14,7 @@ import numpy as np
 from solar import _native
 from solar.io.reading.engine import COUNT_NAMES, LAST_WAIT, Engine, Ticket
 from solar.io.reading.reader import Pending, Rows
-from solar.io.reading.run import Running
+from solar.io.reading.run import Run, Running
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
 
@@ -88,18 +88,19 @@ def direct_source(
     source: SampleSource,
     samples: int,
     ahead: tuple[int, int],
+    lent: bool,
 ) -> DirectSource | None:
     """Returns what hands out batches of `samples` samples directly; None where they need more work.
 
-    `ahead` is how many batches, and how many bytes, may be read ahead.
+    `ahead` is how many batches, and how many bytes, may be read ahead. `lent`: native code works on the batches first.
     """
-    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass)
+    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass, lent)
 
 
-def _of_run(buffered_pass: BufferedPass) -> RunBatches | None:
-    """Returns the batches that a run makes; None if they are few or differ in size."""
+def _of_run(buffered_pass: BufferedPass, lent: bool) -> RunBatches | None:
+    """Returns the batches that a run makes; None if they are few or differ in size, or the run is not native."""
     found = buffered_pass.from_run()
-    if found is None:
+    if found is None or (lent and not isinstance(found[0], Running)):
         return None
     run, first, sizes = found
     number = (
@@ -127,13 +128,12 @@ def _of_reader(
 class RunBatches:
     """Batches that a run makes from the buffer."""
 
-    names: tuple[str, ...] = (*COUNT_NAMES, "made_by_run")
     ended = drained = False
     left = 0
 
-    def __init__(self, buffered_pass: BufferedPass, run: Running, first: int, samples: int, number: int) -> None:
-        self.rows = run.rows
-        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), buffered_pass.ahead
+    def __init__(self, buffered_pass: BufferedPass, run: Run, first: int, samples: int, number: int) -> None:
+        self.names: tuple[str, ...] = (*run.count_names, "made_by_run")
+        self.samples, self.nbytes, self.ahead = samples, samples * buffered_pass.row_nbytes, buffered_pass.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
         self._buffered_pass = buffered_pass
@@ -162,13 +162,23 @@ class RunBatches:
         self._buffered_pass.taken(self.begun)
         return []  # the queue asks the run for them
 
+    @property
+    def rows(self) -> list[Rows]:
+        """What the fields are made of, for native code that works on the batches."""
+        return self._lender.rows
+
+    @property
+    def _lender(self) -> Running:
+        assert isinstance(self._run, Running), "no other run lends what is native"
+        return self._run
+
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
         """Lends the native object that makes the batches; None if it is not ready within this time.
 
         `reclaim` is called when somebody else wants its batches: they are given back.
         """
         self._handed = 0
-        return self._run.lend(self._first + self.begun, seconds, reclaim)
+        return self._lender.lend(self._first + self.begun, seconds, reclaim)
 
     def next_samples(self, place: int) -> int:
         """Returns the size of a batch, by its place behind the one handed out last; 0: there is none yet."""
@@ -178,11 +188,11 @@ class RunBatches:
         """Counts that the next batch was handed out by native code."""
         self.begun += 1
         self._handed += 1
-        self._run.passed()
+        self._lender.passed()
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
         """Takes the native object back, with batches that were not handed out and the `error` after them."""
-        self._run.take_back(self._handed, left, error)
+        self._lender.take_back(self._handed, left, error)
 
 
 class BegunBatches:

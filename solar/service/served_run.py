@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ from solar import _native
 from solar.buffer.thread import Background, in_background
 from solar.errors import ReadError, SolarError
 from solar.io.channels.frames import Refused, close_all
+from solar.io.reading.engine import COUNT_NAMES
 from solar.io.reading.reader import Pending, Rows
-from solar.io.system.waiting import WaitTimeout
+from solar.io.system.waiting import WaitTimeout, until
 from solar.planning.pass_uses import SampleUses
 from solar.planning.served import MORE_BLOCKS
 from solar.service.connection import ServiceConnection
@@ -219,6 +221,7 @@ class Membership:
 class ServedRun:
     """The batches of passes in order, each copied from what a service reads, or read by this process."""
 
+    count_names = COUNT_NAMES
     parts = tuple[Any, ...]()
     nbytes = 0
     staged = COPIED
@@ -337,10 +340,17 @@ class ServedRun:
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """Returns the fields of this batch. Raises TimeoutError after `seconds`."""
+        found = until(partial(self.at_hand, number, samples), seconds)
+        if found is None:
+            raise WaitTimeout.values(seconds, "the service")
+        values, counts = found
+        return values, dict(zip(self.count_names, counts, strict=True))
+
+    def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
+        """Does what `wait` does, within this short time. Counts are in the order of `count_names`."""
         with self._changed:
-            there = self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, seconds)
-            if not there:
-                raise WaitTimeout.values(seconds, "the service")
+            if not self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, nap):
+                return None
             if self._failed is not None and number not in self._here:
                 raise self._failed
             if number not in self._here:
@@ -350,12 +360,15 @@ class ServedRun:
         if found and isinstance(found[0], tuple):
             values = []
             for _, pending in found:
-                values.append([one.wait(seconds) for one in pending][-1])
+                try:
+                    values.append([one.wait(nap) for one in pending][-1])
+                except TimeoutError:
+                    return None
                 for one in pending:
                     counts.update(one.counts)
         else:
             values = found
-        return self._put_together(number, values), counts
+        return self._put_together(number, values), tuple(counts[name] for name in self.count_names)
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns the fields of this batch, made from what is held of it."""
