@@ -74,8 +74,9 @@ def reads_each_field(source: SampleSource) -> bool:
     first, rows = source.first, [one.rows for one in source.first.opened()]
     if first.constants is not None or len(leaves(first.layouts)) > len(rows):
         return False  # which are put beside what is read; columns of a table share its rows
-    # Places are of an epoch; and fields that are read together are cut apart.
-    return not first.draws and not any(one.extents is not None for one in rows)
+    # Places are of an epoch; and ragged samples, and some of the rows that are read, are picked out of those.
+    maps = (own for own in leaves(first.extents) if own is not None)
+    return not first.draws and all(own.lengths is None and own.picks is None for own in maps)
 
 
 def _nested(parts: Any) -> bool:
@@ -201,6 +202,7 @@ class BegunBatches:
     def __init__(self, indices: Iterator[Any], source: SampleSource, rows: list[Rows], ahead: int) -> None:
         self.indices, self.ahead, self.source = indices, ahead, source
         self.native = _native.ReadAhead(Engine.get(), [one.source for one in rows if one.source is not None])
+        self._windows = [one.extents for one in rows] if any(one.extents is not None for one in rows) else None
         self.reading = deque[tuple[Any, Any]]()
         self.number = 0  # of batches begun in the epoch
         self.drained = self.exhausted = False  # no more are begun; and there are no more
@@ -221,7 +223,11 @@ class BegunBatches:
                 if not isinstance(samples, np.ndarray) or not len(samples):
                     raise NotDirect
                 rows = samples if self.source.plain else self.source.locate(samples)[1]
-                self.native.begin(np.ascontiguousarray(rows, np.int64))
+                own = np.ascontiguousarray(rows, np.int64)
+                if self._windows is None:
+                    self.native.begin(own)
+                else:
+                    self.native.begin_each([own if one is None else one.joined(own) for one in self._windows])
             except Exception:  # whatever it is: in the queue it is known to be of this batch
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break
