@@ -33,6 +33,7 @@ COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
 NAP, MORE_NAPS = 0.1, 20  # seconds; and how many more of them later batches may take that do not come, all together
 FAR_OFF = 1 << 62  # a batch that there is not
+NOTHING_READ = (0,) * len(COUNT_NAMES)  # by this process
 
 
 class ServedUses(NamedTuple):
@@ -356,18 +357,16 @@ class ServedRun:
             if number not in self._here:
                 raise RuntimeError("this run was closed")
             found = self._here[number]
-        counts = Counter[str]()
-        if found and isinstance(found[0], tuple):
-            values = []
-            for _, pending in found:
-                try:
-                    values.append([one.wait(nap) for one in pending][-1])
-                except TimeoutError:
-                    return None
-                for one in pending:
-                    counts.update(one.counts)
-        else:
-            values = found
+        if not found or not isinstance(found[0], tuple):
+            return self._put_together(number, found), NOTHING_READ
+        values, counts = [], Counter[str]()
+        for _, pending in found:
+            try:
+                values.append([one.wait(nap) for one in pending][-1])
+            except TimeoutError:
+                return None
+            for one in pending:
+                counts.update(one.counts)
         return self._put_together(number, values), tuple(counts[name] for name in self.count_names)
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
