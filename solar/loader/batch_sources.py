@@ -89,16 +89,17 @@ def direct_source(
     source: SampleSource,
     samples: int,
     ahead: tuple[int, int],
+    *,
     lent: bool,
 ) -> DirectSource | None:
     """Returns what hands out batches of `samples` samples directly; None where they need more work.
 
     `ahead` is how many batches, and how many bytes, may be read ahead. `lent`: native code works on the batches first.
     """
-    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass, lent)
+    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass, lent=lent)
 
 
-def _of_run(buffered_pass: BufferedPass, lent: bool) -> RunBatches | None:
+def _of_run(buffered_pass: BufferedPass, *, lent: bool) -> RunBatches | None:
     """Returns the batches that a run makes; None if they are few or differ in size, or the run is not native."""
     found = buffered_pass.from_run()
     if found is None or (lent and not isinstance(found[0], Running)):

@@ -277,7 +277,7 @@ class EpochIterator(Draws):
             return None
         queue, size = self._queue, self._sampler_state.batch_size or 0
         lent, ahead = landing is not None or converts is not None, (queue.ahead, queue.ahead_nbytes)
-        found = direct_source(starter.buffered_pass, queue.indices, source, size, ahead, lent)
+        found = direct_source(starter.buffered_pass, queue.indices, source, size, ahead, lent=lent)
         if found is None:
             return None
         feed: BatchFeed | None = found if landing is None else landing.landed_batches(found)

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -219,6 +220,14 @@ class Membership:
                 connection.close()
 
 
+@dataclass
+class BegunAlone:
+    """A batch that this process reads: the reads of each field, or the error of one."""
+
+    fields: list[tuple[Rows, list[Pending]]]
+    error: Exception | None = None
+
+
 class ServedRun:
     """The batches of passes in order, each copied from what a service reads, or read by this process."""
 
@@ -324,7 +333,7 @@ class ServedRun:
         one = _epoch_of(self._epochs, number)
         return batch_of_uses(one.uses, number - one.base)
 
-    def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
+    def _begin(self, number: int) -> BegunAlone:
         """Begins to read the batch in this process."""
         held, found = self._held, []
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
@@ -337,7 +346,7 @@ class ServedRun:
                 pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
             found.append((held.firsts[field], pending))
         self._counts["alone"] += 1
-        return found
+        return BegunAlone(found)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """Returns the fields of this batch. Raises TimeoutError after `seconds`."""
@@ -357,16 +366,21 @@ class ServedRun:
             if number not in self._here:
                 raise RuntimeError("this run was closed")
             found = self._here[number]
-        if not found or not isinstance(found[0], tuple):
+        if not isinstance(found, BegunAlone):
             return self._put_together(number, found), NOTHING_READ
+        if found.error is not None:
+            raise found.error
         values, counts = [], Counter[str]()
-        for _, pending in found:
-            try:
+        try:
+            for _, pending in found.fields:
                 values.append([one.wait(nap) for one in pending][-1])
-            except TimeoutError:
-                return None
-            for one in pending:
-                counts.update(one.counts)
+                for one in pending:
+                    counts.update(one.counts)
+        except TimeoutError:
+            return None
+        except Exception as error:
+            found.error = error.with_traceback(None)  # the reads tell it once, and one may wait again
+            raise
         return self._put_together(number, values), tuple(counts[name] for name in self.count_names)
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -400,7 +414,7 @@ class ServedRun:
     def handed(self) -> Counter[str]:
         """Returns the counts of batches that were handed out. Others have only been fetched."""
         with self._changed:
-            ahead = ["alone" if one and isinstance(one[0], tuple) else "served" for one in self._here.values()]
+            ahead = ["alone" if isinstance(one, BegunAlone) else "served" for one in self._here.values()]
             return Counter(self._counts) - Counter(ahead)
 
     def fail(self, why: Exception) -> None:
