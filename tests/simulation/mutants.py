@@ -53,7 +53,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "if one.over",
     ),
     "a batch that does not come is waited for each time": Mutant(
-        "solar.service.served_run", "Membership.copy", "naps = 1 if self._timed_out else", "naps = "
+        "solar.service.served_run",
+        "Membership.copy",
+        "naps = 1 if self._timed_out else min(self._naps, int(COME_WITHIN / NAP))",
+        "naps, self._naps = int(COME_WITHIN / NAP), FAR_OFF",
     ),
     "larger batches of a later epoch are waited for in vain": Mutant(
         "solar.service.served_run", "Membership.more", "self.refused = min(self.refused, base)", "pass"
@@ -107,11 +110,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
     ),
-    "rows are sent from memory that is used again": Mutant(
+    "a batch is handed on before the rows of other nodes have come": Mutant(
         "solar.distributed.exchange",
-        "PendingExchange._leave",
-        "if batch.taken and batch.sent and not batch.missing",
-        "if batch.taken",
+        "PendingExchange._is_whole",
+        "batch is not None and batch.whole",
+        "batch is not None and not batch.taken",
     ),
 }
 
