@@ -25,6 +25,7 @@ FAILED = {
     143: "rows that a plan reads straight into a batch need not be held",
     1972: "the condition of a reader changed while it was held",
     10127: "a bell that was closed was handed to a job",
+    153: "a training that stood still in the middle of an answer took the service for gone",
 }
 QUICKLY_FOUND = ("a service keeps what it was handed open", "a step is freed when the first job has copied it")
 
