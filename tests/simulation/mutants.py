@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -120,9 +122,17 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
 
 
 def seams(name: str) -> list[tuple[Any, str, Any]]:
-    """Returns where the functions of a mutant are, their names, and the changed ones."""
+    """Returns where the functions of a mutant are, also by import, their names, and the changed ones."""
     found = MUTANTS[name]
-    return [changed(one) for one in ([found] if isinstance(found, Mutant) else found)]
+    made = [changed(one) for one in ([found] if isinstance(found, Mutant) else found)]
+    return [other for one in made for other in (one, *imported(*one))]
+
+
+def imported(owner: Any, name: str, made: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yields the other modules that have imported a function by its name, with their names for it."""
+    function = owner.__dict__[name]
+    for module in [one for key, one in sys.modules.items() if key.startswith("solar.") and one is not owner]:
+        yield from ((module, of, made) for of, value in vars(module).items() if value is function)
 
 
 def changed(mutant: Mutant) -> tuple[Any, str, Any]:

@@ -17,7 +17,6 @@ import greenlet
 from solar.buffer.thread import failed
 
 STAYS = 0.7  # the share of the places to give way where a task goes on at once
-STANDS = 0.03  # seconds that a thread of a busy machine stands still, at most
 MOMENT = 2e-5  # seconds that pass from one place to the next, at most
 
 
@@ -70,9 +69,9 @@ class Task:
 class Simulation:
     """The tasks, the clock and the seed."""
 
-    def __init__(self, seed: int, stands: float = 0.0) -> None:
+    def __init__(self, seed: int, stands: tuple[float, float] = (0.0, 0.0)) -> None:
         self.draw = random.Random(seed)
-        self._stands = stands  # the share of the places to give way where a task stands still
+        self._stands, self._longest = stands  # the share of the places to give way where a task stands still, and seconds
         self.stood = 0.0  # seconds for which tasks did, all together
         self.now, self.steps = 0.0, 0
         self.tasks: list[Task] = []
@@ -100,7 +99,7 @@ class Simulation:
             raise Killed
         self.now += MOMENT * self.draw.random()
         if self._stands and self.draw.random() < self._stands:
-            nap = STANDS * self.draw.random()
+            nap = self._longest * self.draw.random()
             self.stood += nap
             self._leave(task, _never, self.now + nap)
             return

@@ -101,7 +101,7 @@ class World:
     service_pauses: list[tuple[float, float]] = field(default_factory=list)
     strangers: list[tuple[str, float]] = field(default_factory=list)  # what they do, and when
     nodes: int = 1
-    stands: float = 0.0  # share of the places to give way where a thread stands still for a while
+    stands: tuple[float, float] = 0.0, 0.0  # share of the places to give way where a thread stands still, and seconds
 
 
 CROWDED = 3  # one world of so many is crowded
@@ -179,7 +179,7 @@ def crowded_world_of(seed: int, values: dict[str, Any]) -> World:
         stops = number < 2 and draw.random() < 0.5
         trainings.append(
             Training(
-                begins=moment + draw.choice([0.0, 0.0, 0.0, draw.random()]),
+                begins=moment + draw.choice([0.0, 0.0, 0.1 * draw.random(), draw.random()]),
                 fields=draw.choice([("x",), ("x",), ("x", "y")]),
                 batch=batch,
                 epochs=epochs,
@@ -204,7 +204,7 @@ def crowded_world_of(seed: int, values: dict[str, Any]) -> World:
         service_ends=("stopped", soon) if what == "ends" else ("", 0.0),
         service_pauses=[(soon, draw.choice([6.0, 15.0]))] if what == "stops" else [],
         nodes=nodes,
-        stands=draw.choice([0.0, 0.002, 0.01]),
+        stands=draw.choice([(0.0, 0.0), (0.03, 0.03), (0.004, 0.3)]),
     )
 
 
@@ -429,7 +429,7 @@ class Run:
                 self._lost(number)
                 passes.end()
                 queued = None
-            there = queued is not None or self._connected(passes, source)
+            there = queued is not None or self._connected(passes, source, training)
             if there:
                 plan: Any = SimpleNamespace(segment=alone(order), later=lambda later=later: later)
                 queued = passes.begin(plan, False) if queued is None else queued
@@ -467,10 +467,13 @@ class Run:
         if is_calm(self.world):
             raise Failed(f"training {number} lost a service that was there")
 
-    def _connected(self, passes: ServedPasses, source: SampleSource) -> bool:
-        met = passes._met
+    def _connected(self, passes: ServedPasses, source: SampleSource, training: Training) -> bool:
+        met, sure = passes._met, self.paths[training.node].exists() and is_calm(self.world) and not training.pauses
         try:
-            return passes.connected(source, SimpleNamespace(guessed=False), "off")  # type: ignore[arg-type]
+            there = passes.connected(source, SimpleNamespace(guessed=False), "off")  # type: ignore[arg-type]
+            if sure and not there:
+                raise Failed("a training finds no service, and one is there")
+            return there
         except PlanError:  # one named error: nobody was there, ever
             if met:
                 raise
