@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -16,98 +15,96 @@ import torch.distributed as distributed
 
 from solar import SolarError
 
-MATES = 2  # the second one takes part when the first has ended after an error
 ANSWERS = 20.0  # seconds that the other rank has, when this one is done
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Mate:
+    """A rank in a process of its own, which does what it is asked for. It is forked before any thread is there."""
+
+    def __init__(self, make: Callable[[int], Any], batches: Callable[[Any], list[Any]]) -> None:
+        self._pipe, there = multiprocessing.Pipe()
+        how = (there, self._pipe, make, batches)
+        self._process = multiprocessing.get_context("fork").Process(target=serve, args=how, daemon=True)
+        self._process.start()
+        there.close()
+        if "SOLAR_STANDING" in os.environ:  # what is asked for here is no call of the program's
+            ctypes.CDLL(os.environ["LD_PRELOAD"]).stand_apart(self._pipe.fileno())
+        self._asked = 0  # answers that were not read
+
+    def ask(self, *what: Any) -> None:
+        self._pipe.send(what)
+        self._asked += 1
+
+    def answer(self) -> list[Any]:
+        """Returns the batches of the epoch that it was asked for. Raises its error."""
+        found: Any = None
+        while self._asked:
+            assert self._pipe.poll(ANSWERS), f"another rank has no end {ANSWERS:g} s after this one"
+            kind, found = self._pipe.recv()
+            self._asked -= 1
+            if kind == "SolarError":
+                raise SolarError(f"another rank: {found}")
+            assert kind == "here", f"another rank: {found}"
+        return cast("list[Any]", found)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
 
 class Pair:
     """`make` makes a loader of each rank, and `epoch` gives the batches of both, or the error of one.
 
-    When this rank has an error it closes its loader; then the other one must end, too, or it is killed as a launcher
-    does it. The next epoch is one of a training that begins anew.
+    After an error of one the training is over, and the other rank is killed as launchers do it: tests/hosts and
+    tests/test_rank_deaths.py show that it ends by itself where this process does. What comes next is a training that
+    begins anew, in two other processes.
     """
 
     def __init__(self, folder: Path, make: Callable[[int], Any], batches: Callable[[Any], list[Any]]) -> None:
         self._folder, self._make, self._batches = folder, make, batches
-        self._mates: list[tuple[Any, Any]] = []  # processes that wait until they are needed, and their pipes
-        self._mate: tuple[Any, Any] | None = None
-        self._asked = 0  # answers of the other rank that were not read
-        self._loader: Any = None
+        self._mates: list[Mate] = []
+        self._anew = False  # the training is that of the second and the third process
 
     def begin(self) -> None:
-        """Has both ranks meet. Processes are forked before any thread is there."""
-        if self._mate is None and not self._mates:
-            self._mates = [self._fork() for _ in range(MATES)]
-        self.end()
-        self._mate = self._mates.pop()
-        store = f"{self._folder}/ranks-{os.getpid()}-{len(self._mates)}"
-        self._ask("begin", store)
-        meet(0, store)
+        """Has both ranks meet."""
+        if not self._mates:
+            self._mates = [Mate(self._make, self._batches) for _ in range(3)]
+            self._mates[0].ask("begin", 1, self._store())
+            meet(0, self._store())
 
-    def _fork(self) -> tuple[Any, Any]:
-        here, there = multiprocessing.Pipe()
-        how = (there, here, self._make, self._batches)
-        process = multiprocessing.get_context("fork").Process(target=serve, args=how, daemon=True)
-        process.start()
-        there.close()
-        return process, here
+    def _store(self) -> str:
+        return f"{self._folder}/ranks-{os.getpid()}-{self._anew}"
 
-    def end(self) -> None:
-        if self._mate is not None:
-            process, pipe = self._mate
-            process.kill()
-            process.join()
-            pipe.close()
-            self._mate, self._asked, self._loader = None, 0, None
-            distributed.destroy_process_group()
-
-    def _ask(self, *what: Any) -> None:
-        assert self._mate is not None
-        self._mate[1].send(what)
-        self._asked += 1
+    def _begin_anew(self) -> None:
+        self._mates[0].kill()
+        self._anew = True
+        for rank, mate in enumerate(self._mates[1:]):
+            mate.ask("begin", rank, self._store())
 
     def make(self) -> Any:
-        if self._mate is None:
-            self.begin()
-        self._ask("make")
-        self._loader = self._make(0)
-        return self._loader
+        if self._anew:
+            return None
+        self._mates[0].ask("make", 1)
+        try:
+            return self._make(0)
+        except BaseException:
+            self._begin_anew()
+            raise
 
     def epoch(self, loader: Any) -> list[Any]:
-        if self._mate is None or loader is not self._loader:  # of a training that has ended
-            loader = self.make()
-        self._ask("epoch")
+        if self._anew:
+            for rank, mate in enumerate(self._mates[1:]):
+                mate.ask("make", rank)
+                mate.ask("epoch")
+            return [batch for mate in self._mates[1:] for batch in mate.answer()]
+        self._mates[0].ask("epoch")
         try:
-            own = self._batches(loader)
+            return self._batches(loader) + self._mates[0].answer()
         except BaseException:
-            loader.close()
-            with contextlib.suppress(SolarError):
-                self._answers()
-            self.end()
+            self._begin_anew()
             raise
-        try:
-            found = self._answers()
-            assert found is not None, f"the other rank has no end {ANSWERS:g} s after this one"
-        except BaseException:
-            self.end()
-            raise
-        return own + found
-
-    def _answers(self) -> list[Any] | None:
-        """Returns the batches of the other rank; None if it does not end. Raises its error."""
-        assert self._mate is not None
-        found: Any = None
-        while self._asked:
-            if not self._mate[1].poll(ANSWERS):
-                return None
-            kind, found = self._mate[1].recv()
-            self._asked -= 1
-            if kind == "SolarError":
-                raise SolarError(f"the other rank: {found}")
-            if kind == "other":
-                raise AssertionError(f"the other rank: {found}")
-        return cast("list[Any]", found)
 
 
 def meet(rank: int, store: str) -> None:
@@ -127,9 +124,9 @@ def serve(pipe: Any, others: Any, make: Callable[[int], Any], batches: Callable[
         found: Any = None
         try:
             if what == "begin":
-                meet(1, *more)
+                meet(*more)
             elif what == "make":
-                loader = make(1)
+                loader = make(*more)
             else:
                 found = batches(loader)
             pipe.send(("here", found))
