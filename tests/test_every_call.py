@@ -54,7 +54,8 @@ def test_a_clock_that_jumps_by_an_hour_changes_no_batch(scene: str) -> None:
 
 
 def test_a_folder_of_services_that_hangs_or_fails_leaves_a_loader_to_itself() -> None:
-    looks = [word for name in ("stat64", "lstat64", "fstatat64", "statx", "stat", "open64") for word in ("--call", name)]
+    names = ("stat64", "lstat64", "fstatat64", "statx", "stat", "open64")
+    looks = [word for name in names for word in ("--call", name)]
     done = every_call("--scene", "service that is found", "--mode", "fails", "--mode", "hangs", "--most", "2", *looks)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ends(done.stdout).get("batches", 0) > 4, done.stdout

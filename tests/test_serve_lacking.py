@@ -107,19 +107,21 @@ def test_jobs_read_by_themselves_where_the_folder_of_the_service_hangs(
     monkeypatch.setattr(service_sockets, "open_folder", hangs)
     monkeypatch.setattr(served_passes, "FIND_WITHIN", 0.2)
     order = PlanSampler(data, seed=0)
-    with serving(scan, where=tmp_path, slack=PATIENT) as service:
-        with DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader:
-            assert epochs_of(loader) == alone(data, 0, 8)
-            assert len(asked) == 1  # the second epoch does not wait again
-            said = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-            assert len(said) == 1
-            assert "no answer after 0.2 s: still looking for a service" in said[0]
-            assert said[0].endswith("this training reads by itself")
-            goes_on.set()
-            assert soon(lambda: not loader._buffered.options.service._looking)  # type: ignore[union-attr]
-            assert soon(lambda: not service.status()["connections"])  # what came too late is closed
-            assert epochs_of(loader) == alone(data, 0, 8)
-            assert loader._buffered.served
+    with (
+        serving(scan, where=tmp_path, slack=PATIENT) as service,
+        DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader,
+    ):
+        assert epochs_of(loader) == alone(data, 0, 8)
+        assert len(asked) == 1  # the second epoch does not wait again
+        said = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(said) == 1
+        assert "no answer after 0.2 s: still looking for a service" in said[0]
+        assert said[0].endswith("this training reads by itself")
+        goes_on.set()
+        assert soon(lambda: not loader._buffered.options.service._looking)  # type: ignore[union-attr]
+        assert soon(lambda: not service.status()["connections"])  # what came too late is closed
+        assert epochs_of(loader) == alone(data, 0, 8)
+        assert loader._buffered.served
 
 
 def test_a_job_that_rests_holds_nobody_back_for_long(scan: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ Process = list[Any]  # JSON: where its number counts, its number, and when it be
 
 @contextmanager
 def meeting_others() -> Iterator[None]:
-    """Raises ReadError, with what to do, where the system gives a rank no descriptor or fact by which it meets others."""
+    """Raises ReadError, with what to do, where the system gives a rank nothing by which it meets others."""
     try:
         yield
     except ReadError:

@@ -33,8 +33,11 @@ SAMPLES, WIDTH, BATCH = 48, 512, 8
 patience = 10.0  # seconds that a loader waits for a batch
 # Calls by which a command asks for names, reads where data lie, and writes: its own thread does not return from these
 OF_COMMANDS = frozenset(
-    "stat lstat fstat fstatat stat64 lstat64 fstat64 fstatat64 statx open open64 read pread write pwrite pwrite64 "
-    "ftruncate ftruncate64 fsync fdatasync rename unlink mkdir flock".split()
+    [
+        *("stat", "lstat", "fstat", "fstatat", "stat64", "lstat64", "fstat64", "fstatat64", "statx", "open", "open64"),
+        *("read", "pread", "write", "pwrite", "pwrite64", "ftruncate", "ftruncate64", "fsync", "fdatasync"),
+        *("rename", "unlink", "mkdir", "flock"),
+    ]
 )
 
 
@@ -43,7 +46,8 @@ class Scene:
     """`make` makes a loader, or what takes its place, and `epoch` gives what an epoch of it gave.
 
     `before` is done before calls are counted. `unlimited` are calls by which Python's own modules wait, without a limit
-    in time, for a process of theirs. What is `pooled` may leave threads and connections of another library.
+    in time, for a process of theirs. What is `pooled` may leave threads and connections of another library. A trial may
+    take `limit` seconds.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Scene:
     before: Callable[[], None] = lambda: None
     unlimited: frozenset[str] = frozenset()
     pooled: bool = False
+    limit: float = 40.0
 
 
 def write(folder: Path) -> None:
@@ -233,7 +238,7 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
                 lambda made: batches(made.loader),
                 before=lambda: own.unlink(True),
             ),
-            Scene("ranks", pair.make, pair.epoch, before=pair.begin, pooled=True),
+            Scene("ranks", pair.make, pair.epoch, before=pair.begin, pooled=True, limit=100.0),
             Scene("own", lambda: DataLoader(Own(packed), BATCH), twice),
             Scene("own planned", lambda: DataLoader(Own(packed, "wide"), BATCH, buffer="2MiB"), twice),
             Scene("careless", lambda: plain, careless),

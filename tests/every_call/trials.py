@@ -36,7 +36,6 @@ from . import scenes
 from .scenes import Scene
 
 SOURCE = Path(__file__).parent / "stand_between.c"
-LIMIT = 40.0  # seconds that a trial may take
 EVER = 1 << 40
 SPARE = 2  # files that stay open: each of the two threads opens one if it comes to read anything
 
@@ -134,7 +133,7 @@ def begin(library: ctypes.CDLL, trial: Trial | None) -> None:
         library.stand_begin(trial.call.encode(), *how)
 
 
-def in_child(act: Any, limit: float = LIMIT) -> dict[str, Any] | str:
+def in_child(act: Any, limit: float) -> dict[str, Any] | str:
     """What `act` returned in a process of its own, or how that ended."""
     stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the child writes where its threads are, if it has to be killed
 
@@ -210,8 +209,8 @@ class Trials:
         return {"calls": calls, "files": descriptors(), "threads": threads(), "modules": sorted(sys.modules)}
 
     def all(self, most: int, modes: Sequence[str]) -> Iterator[Trial]:
-        """Each call fails once, and with all after it; in the epoch each is late, and hangs. At any look at the clock the
-        time of day jumps. `most` of each name.
+        """Each call fails once, and with all after it; in the epoch each is late, and hangs. At each look at the clock
+        the time of day jumps. `most` of each name.
         """
         for mode in modes:
             for name, count in self.calls["all" if mode in FROM_THE_BEGINNING else "epoch"].items():
@@ -225,7 +224,7 @@ class Trials:
                         yield Trial(name, nth, mode, times=EVER)
 
     def run(self, trial: Trial) -> Outcome:
-        found = in_child(lambda: asdict(self._outcome(trial)))
+        found = in_child(lambda: asdict(self._outcome(trial)), self.scene.limit)
         what, _, words = found.partition("\n") if isinstance(found, str) else ("", "", "")
         return Outcome(what, words) if isinstance(found, str) else Outcome(**found)
 

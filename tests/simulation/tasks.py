@@ -71,7 +71,7 @@ class Simulation:
 
     def __init__(self, seed: int, stands: tuple[float, float] = (0.0, 0.0)) -> None:
         self.draw = random.Random(seed)
-        self._stands, self._longest = stands  # the share of the places to give way where a task stands still, and seconds
+        self._stands, self._longest = stands  # share of the places to give way where a task stands still, and seconds
         self.stood = 0.0  # seconds for which tasks did, all together
         self.now, self.steps = 0.0, 0
         self.tasks: list[Task] = []
