@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mpi_kit import under_gloo
 
+import solar.io.channels.lifeline  # noqa: F401  # before there are no descriptors left
+from solar.errors import ReadError
 from solar.io.channels.alive import Watch, has_ended, own_process
 
 CHILD = """import json
@@ -90,3 +95,21 @@ while rank == 0 and not os.path.exists(sys.argv[1] + ".over"):
     time.sleep(0.05)
 """
     assert met(tmp_path, body, 1) == [[2, "ReadError", f"rank 1 of 3 {GONE}"]]
+
+
+def test_who_has_no_descriptors_left_to_meet_others_is_told_what_to_do() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    watch = Watch(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())), most[1]))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for meets in (lambda: Watch(0), lambda: watch.extend(2)):
+            with pytest.raises(ReadError, match=r"cannot meet the others: Too many open files; see `ulimit -n`"):
+                meets()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for one in taken:
+            os.close(one)

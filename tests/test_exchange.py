@@ -12,7 +12,7 @@ import exchange_kit as kit
 import mpi_kit
 import pytest
 
-from solar.distributed.exchange import mail
+from solar.distributed.exchange import Batch, PendingExchange, mail
 from solar.errors import PlanError, ReadError
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
@@ -121,6 +121,21 @@ def test_under_mpi_nobody_outlives_a_killed_rank(played: Played) -> None:
 @pytest.mark.parametrize(("by", "most"), [("mpi", 1), ("mpi", 3), ("torch", 2)])
 def test_no_more_batches_than_the_window_has_are_with_the_exchange(by: str, most: int, played: Played) -> None:
     assert played(by, 2, "window", most) == [{"most": most}] * 2
+
+
+def test_a_batch_keeps_its_place_until_it_was_sent_and_has_come() -> None:
+    underway, batch = PendingExchange(1), Batch(0, letters=[(1, None)], missing=[2])
+    underway.put(batch)
+    underway.forget(0)
+    underway.left(batch)
+    assert underway.batches == {0: batch}
+    underway.came(2, batch, 8)
+    assert not underway.batches
+    underway.put(other := Batch(1, letters=[(1, None)]))
+    underway.let_go(1)
+    assert underway.batches == {1: other}
+    underway.left(other)
+    assert not underway.batches
 
 
 @pytest.mark.slow(but=["mpi-2"])

@@ -43,6 +43,7 @@ from faults_kit import (
 )
 
 from solar import DataLoader, H5Dataset, ReadError, compress, inspect
+from solar.io.codec import chunk_values
 from solar.io.hdf5 import chunk_index
 from solar.io.system import atomic_file, profile
 
@@ -239,6 +240,19 @@ def no_room_for_a_compressed_file(folder: Path, monkeypatch: pytest.MonkeyPatch)
     return said
 
 
+def storage_that_hangs_while_a_file_is_compressed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path, out = written(folder), folder / "out.h5"
+    compress(path, folder / "whole.h5", "lossless", threads=1)
+    with injected(reads(delay=HANGS, begin=SAMPLES * WIDTH * 2)), monkeypatch.context() as patched:
+        patched.setattr(chunk_values, "READ_WITHIN", 0.3)
+        said = error_of(lambda: compress(path, out, "lossless", threads=1), folder)
+    assert not out.exists()
+    compress(path, out, "lossless", threads=1)
+    assert out.read_bytes() == (folder / "whole.h5").read_bytes()
+    said = re.sub("sample [0-9]+, offset [0-9]+", "sample …, offset …", said)
+    return said.replace("0.3 s", f"{chunk_values.READ_WITHIN:g} s")
+
+
 def a_thread_that_throws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path, rows = written(folder), []
     expected = truth(path)
@@ -283,6 +297,7 @@ OTHERS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "the disk is full (ENOSPC): index cache": no_room_for_the_index,
     "the disk is full (ENOSPC): profile of a storage": no_room_for_a_profile,
     "there is no more room for a file (EFBIG): `solar compress`": no_room_for_a_compressed_file,
+    "the storage hangs: `solar compress`": storage_that_hangs_while_a_file_is_compressed,
     "a thread throws: your transform": a_thread_that_throws,
     "a rank is killed (SIGKILL), or told to end (SIGTERM)": a_rank_that_ends,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from serve_kit import FIELDS, PATIENT, SAMPLES, Process, alone, check, epochs_of
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError, ReadError
 from solar.io.channels import service_sockets
+from solar.service import served_passes
 
 _ = scan  # a fixture
 
@@ -88,6 +91,37 @@ def test_jobs_go_on_where_the_socket_is_removed_and_nobody_else_comes(scan: Path
             assert loader._buffered.running.counts()["alone"] <= 1
         with pytest.raises(PlanError, match="no service answers there"):
             next(iter(DataLoader(data, 8, service=str(service.path), buffer=0)))
+
+
+def test_jobs_read_by_themselves_where_the_folder_of_the_service_hangs(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, goes_on, asked = H5Dataset(scan, FIELDS), threading.Event(), list[Path]()
+    of_system = service_sockets.open_folder
+
+    def hangs(where: Path, owner: int | None) -> int:
+        asked.append(where)
+        goes_on.wait(60)
+        return of_system(where, owner)
+
+    monkeypatch.setattr(service_sockets, "open_folder", hangs)
+    monkeypatch.setattr(served_passes, "FIND_WITHIN", 0.2)
+    order = PlanSampler(data, seed=0)
+    with (
+        serving(scan, where=tmp_path, slack=PATIENT) as service,
+        DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader,
+    ):
+        assert epochs_of(loader) == alone(data, 0, 8)
+        assert len(asked) == 1  # the second epoch does not wait again
+        said = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(said) == 1
+        assert "no answer after 0.2 s: still looking for a service" in said[0]
+        assert said[0].endswith("this training reads by itself")
+        goes_on.set()
+        assert soon(lambda: not loader._buffered.options.service._looking)  # type: ignore[union-attr]
+        assert soon(lambda: not service.status()["connections"])  # what came too late is closed
+        assert epochs_of(loader) == alone(data, 0, 8)
+        assert loader._buffered.served
 
 
 def test_a_job_that_rests_holds_nobody_back_for_long(scan: Path, tmp_path: Path) -> None:

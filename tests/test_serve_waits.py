@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serve_kit import HELLO, scan, serving
@@ -29,6 +30,18 @@ def test_half_a_frame_ends_its_connection_after_its_patience(monkeypatch: pytest
         with pytest.raises(frames.Fault, match="a frame that takes too long"):
             frames.receive(there, frames.OF_JOBS)
         assert there.gettimeout() is None, "what it waits for a message is as it was"
+
+
+def test_a_frame_that_is_there_counts_for_one_who_stood_still_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 1.0])  # then, when its head has come, much time has passed
+    monkeypatch.setattr(frames, "time", SimpleNamespace(monotonic=lambda: next(times, 100.0)))
+    here, there = socket.socketpair()
+    with here, there:
+        frames.send(here, HELLO)
+        assert frames.receive(there, frames.OF_JOBS) == (HELLO, [])
+        here.sendall(struct.pack("<I", 100) + b'{"is"')
+        with pytest.raises(frames.Fault, match="a frame that takes too long"):
+            frames.receive(there, frames.OF_JOBS)
 
 
 def test_who_says_nothing_and_is_no_member_is_closed(

@@ -25,6 +25,7 @@ FAILED = {
     143: "rows that a plan reads straight into a batch need not be held",
     1972: "the condition of a reader changed while it was held",
     10127: "a bell that was closed was handed to a job",
+    153: "a training that stood still in the middle of an answer took the service for gone",
 }
 QUICKLY_FOUND = ("a service keeps what it was handed open", "a step is freed when the first job has copied it")
 
@@ -77,7 +78,7 @@ def test_a_seed_is_the_same_world_each_time(data: Data, caplog: pytest.LogCaptur
 
 
 def test_a_wrong_batch_is_told(data: Data) -> None:
-    world = next(one for one in (world_of(seed, data.parts) for seed in range(100)) if one.nodes == 1)
+    world = next(one for one in (world_of(seed, data.parts) for seed in range(1, 100, 3)) if one.nodes == 1)
     wrong = {key: np.zeros_like(values) for key, values in data.parts.items()}
     world.disk.values, world.service_ends = wrong, ("", 0.0)
     world.trainings[0].begins, world.trainings[0].leaves = 1.0, -1

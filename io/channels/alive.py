@@ -6,8 +6,8 @@ import hashlib
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,18 @@ LOOK_EVERY = 0.2  # seconds between two looks
 BURIAL = 1.0  # seconds between the end of a process's connections and its own, at most
 
 Process = list[Any]  # JSON: where its number counts, its number, and when it began
+
+
+@contextmanager
+def meeting_others() -> Iterator[None]:
+    """Raises ReadError, with what to do, where the system gives a rank nothing by which it meets others."""
+    try:
+        yield
+    except ReadError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ReadError(error.errno, f"this rank cannot meet the others: {why}; see `ulimit -n`") from error
 
 
 def machine_id() -> list[Any]:
@@ -77,7 +89,8 @@ class Watch:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._own = own_process()
+        with meeting_others():
+            self._own = own_process()
         self.line: Lifeline | None = None  # where ranks are on several machines
         self._known: dict[int, Process] = {}
         self._looked = 0.0
@@ -99,7 +112,8 @@ class Watch:
         if self.line is None:
             from solar.io.channels.lifeline import Lifeline  # only where there are several machines
 
-            self.line = Lifeline(self._rank, ranks, machine_id())
+            with meeting_others():
+                self.line = Lifeline(self._rank, ranks, machine_id())
         return self.line
 
     def ended(self, *, now: bool = False) -> list[int]:

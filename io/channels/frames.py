@@ -102,14 +102,11 @@ def _exactly(peer: socket.socket, size: int, descriptors: list[int], begun: floa
     found, patience = b"", peer.gettimeout()
     try:
         while len(found) < size:
-            if begun is not None:
-                left = begun + FRAME_PATIENCE - time.monotonic()
-                if left <= 0:
-                    raise Fault("a frame that takes too long")
-                peer.settimeout(left)
+            if begun is not None:  # what is there counts, however late: this process itself may have stood still
+                peer.settimeout(max(0.0, begun + FRAME_PATIENCE - time.monotonic()))
             try:
                 some, came, flags, _ = socket.recv_fds(peer, size - len(found), DESCRIPTORS)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 if begun is None:
                     raise
                 raise Fault("a frame that takes too long") from None

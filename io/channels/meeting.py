@@ -26,7 +26,7 @@ import numpy as np
 
 from solar import __version__
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.channels.alive import BURIAL, Process, Watch, gone, machine_id
+from solar.io.channels.alive import BURIAL, Process, Watch, gone, machine_id, meeting_others
 from solar.io.channels.control import LETTER_GRACE, ControlChannel, default_store, longest_nap, posted
 from solar.io.channels.world import detect, distributed_module, launched_ranks, mpi_module, place_on_node
 from solar.io.system.waiting import polling, until
@@ -71,12 +71,14 @@ def letter_of(
     `place`: its number on its node and how many ranks that has; None if unknown. `line` is where other machines reach
     it, if there are any.
     """
+    with meeting_others():
+        machine = machine_id()
     return {
         "what": what,
         "same": {"version of solar": __version__, **same},
         "own": dict(own),
         "least": dict(least),
-        "machine": machine_id(),
+        "machine": machine,
         "place": place,
         "process": process,
         "tell": tell,

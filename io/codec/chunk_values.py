@@ -20,9 +20,11 @@ from solar.io.codec.skeleton import H5_ERRORS
 from solar.io.hdf5 import guarded_reader
 from solar.io.hdf5.layouts import inspect
 from solar.io.reading.reader import Rows
+from solar.io.system.waiting import WaitTimeout
 
 SAMPLED = 64  # chunks that represent the dataset
 SAMPLED_NBYTES = 64 << 20  # bytes of their values, at most
+READ_WITHIN = 600.0  # seconds that storage has for the values of some chunks
 
 
 class Pieces:
@@ -59,9 +61,12 @@ class Pieces:
         box = self._grid.box(first, count)
         try:
             if self._rows is not None:
-                values = self._rows.start(np.arange(box[0].start, box[0].stop)).wait()
+                values = self._rows.start(np.arange(box[0].start, box[0].stop)).wait(READ_WITHIN)
             else:
                 values = by_libhdf5(self._dataset, box)
+        except WaitTimeout as late:
+            advice = "give the same command again when it answers"
+            raise ReadError(f"{self._path}: {self._part.name}: {late}; {advice}") from late
         except SolarError as error:
             raise self._blame(box, error) from None
         return np.ascontiguousarray(values, self._part.dtype)

@@ -22,6 +22,7 @@ from solar.io.codec.codec import OUR_FILTER, Codec, rounded_down
 from solar.io.codec.filters import has_room
 from solar.io.codec.marks import Marks, in_stored_unit, like_labels, marks_of, span_between
 from solar.io.codec.selection import NOT_SMALLER, REST, Codecs, Left, Part, select
+from solar.io.system.waiting import WaitTimeout
 
 WINDOW = 1 << 30  # bytes of values in work at most, unless two tasks are more
 PER_CHUNK = 64  # bytes of libhdf5's index for each chunk
@@ -121,6 +122,8 @@ def prepare(
         try:
             part, nbytes = _ready(part, path, file[part.name], pool, threads, progress)
         except SolarError as error:
+            if isinstance(error.__cause__, WaitTimeout):  # nothing is wrong with what is stored
+                raise
             if codecs.get(part.name) is not None:
                 raise error if path in str(error) else type(error)(f"{path}: {part.name}: {error}") from None
             unread = path in str(error) or isinstance(error, ReadError)  # other errors are about the target

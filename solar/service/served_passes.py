@@ -15,6 +15,7 @@ from solar.errors import PlanError, SolarError
 from solar.io.channels import service_sockets
 from solar.io.channels.service_sockets import begin
 from solar.io.system.quantities import size_of
+from solar.io.system.waiting import WaitTimeout, within
 from solar.planning.pass_uses import PassUses
 from solar.samplers.index_stream import IndexStream
 from solar.samples.source import SampleSource
@@ -22,6 +23,8 @@ from solar.service.connection import ServiceConnection
 from solar.service.served_run import ServedRun
 
 log = logging.getLogger("solar")
+
+FIND_WITHIN = 60.0  # seconds until a service is found, or begun, and has opened the data
 
 
 class ServedPasses:
@@ -51,6 +54,7 @@ class ServedPasses:
         self._connection: ServiceConnection | None = None
         self._handed = Counter[str]()  # batches of runs that are over
         self._warned = False  # of what is not trusted
+        self._looking = False  # for one, in a thread of its own
         self._met = False  # there was one: from then on it may end, and come again
         self._guessed = False  # the passes to come are guesses of ours
         self._later: Iterator[Callable[[], PassUses]] = iter(())
@@ -65,9 +69,38 @@ class ServedPasses:
         if self._owner != os.getpid():  # a forked process has connections of its own
             self._reset()
         if self._connection is None:
-            self._connection = self._find(source, order, exchange)
+            self._connection = self._find_in_time(source, order, exchange)
         self._guessed = order.guessed
         return self._connection is not None
+
+    def _find_in_time(self, source: SampleSource, order: IndexStream, exchange: str) -> ServiceConnection | None:
+        """Does what `_find` does, and returns None if that takes too long, or if an earlier one has not ended yet.
+
+        It asks for folders and files, and no signal interrupts a call of the system on a file system that hangs.
+        """
+        too_late = threading.Event()
+
+        def find() -> ServiceConnection | None:
+            try:
+                found = self._find(source, order, exchange)
+            finally:
+                self._looking = False
+            if found is not None and too_late.is_set():
+                found.close()
+            return found
+
+        if self._looking:
+            return None
+        self._looking = True
+        try:
+            return within(FIND_WITHIN, find, f"still looking for a service (service={self._service!r})")
+        except WaitTimeout as error:
+            too_late.set()
+            self._not_trusted(error)
+            return None
+        except BaseException:  # no thread could begin, or Ctrl-C
+            self._looking = False
+            raise
 
     def _find(self, source: SampleSource, order: IndexStream, exchange: str) -> ServiceConnection | None:
         """Connects to the named service, or to one of this user; returns None and the reason if there is none."""
@@ -112,7 +145,7 @@ class ServedPasses:
         return _none(said)
 
     def _not_trusted(self, why: Exception) -> None:
-        """Warns once that a service is not used, because another user could have put it there."""
+        """Warns once that a service is not used: another user could have put it there, or nobody answers."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
         log.log(level, "%s: this training reads by itself", why)

@@ -23,11 +23,22 @@ from far_kit import served
 from solar import DataLoader, Field, H5Dataset, PlanSampler, ReadError, SolarError
 from solar.arrays import Loader
 from solar.cli import main as solar_command
+from solar.io.channels.service_sockets import socket_of
 from solar.io.system.waiting import start_thread
 from solar.service.service import Service
 
+from .ranks import Pair
+
 SAMPLES, WIDTH, BATCH = 48, 512, 8
 patience = 10.0  # seconds that a loader waits for a batch
+# Calls by which a command asks for names, reads where data lie, and writes: its own thread does not return from these
+OF_COMMANDS = frozenset(
+    [
+        *("stat", "lstat", "fstat", "fstatat", "stat64", "lstat64", "fstat64", "fstatat64", "statx", "open", "open64"),
+        *("read", "pread", "write", "pwrite", "pwrite64", "ftruncate", "ftruncate64", "fsync", "fdatasync"),
+        *("rename", "unlink", "mkdir", "flock"),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,8 @@ class Scene:
     """`make` makes a loader, or what takes its place, and `epoch` gives what an epoch of it gave.
 
     `before` is done before calls are counted. `unlimited` are calls by which Python's own modules wait, without a limit
-    in time, for a process of theirs. What is `pooled` may leave threads and connections of another library.
+    in time, for a process of theirs. What is `pooled` may leave threads and connections of another library. A trial may
+    take `limit` seconds.
     """
 
     name: str
@@ -44,6 +56,7 @@ class Scene:
     before: Callable[[], None] = lambda: None
     unlimited: frozenset[str] = frozenset()
     pooled: bool = False
+    limit: float = 40.0
 
 
 def write(folder: Path) -> None:
@@ -140,7 +153,7 @@ def compressed(folder: Path) -> list[Any]:
             code = ended.code
     if code:
         raise SolarError(said.getvalue())
-    return batches(DataLoader(H5Dataset(into, "x"), BATCH))
+    return batches(DataLoader(H5Dataset(into, "x"), BATCH, timeout=patience))
 
 
 def careless(path: Path) -> list[Any]:
@@ -151,6 +164,14 @@ def careless(path: Path) -> list[Any]:
         found[:] = np.frombuffer(os.pread(fd, SAMPLES * WIDTH, 2048), "u1").reshape(SAMPLES, WIDTH)
         os.close(fd)
     return [found]
+
+
+def careless_of_the_clock(path: Path) -> list[Any]:
+    """A program that waits for nothing longer than ten minutes, by the time of day."""
+    began = time.time()
+    with h5py.File(path) as file:
+        found = file["x"][:]
+    return [found if 0 <= time.time() - began < 600 else found * 0]
 
 
 @contextlib.contextmanager
@@ -166,9 +187,18 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
         data = H5Dataset(str(packed), {"x": "x"})
         return Loader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=3), buffer="1MiB", timeout=patience)
 
+    def rank(number: int) -> Any:
+        data = H5Dataset(str(packed), "x")
+        sampler = PlanSampler(data, 2, number, seed=3)
+        return DataLoader(data, BATCH // 2, sampler=sampler, buffer="1MiB", timeout=patience)
+
+    os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")  # where services are looked for
+    (folder / "run").mkdir(mode=0o700)
+    pair, to_find = Pair(folder, rank, batches), socket_of([str(packed)])
     windows = {"x": Field("/x", steps=range(3))}
     own = folder / "service" / "own.sock"
-    with service(folder, packed) as address, served(folder) as web:
+    named = own.with_name("s.sock")
+    with services([named, to_find], packed), served(folder) as web:
         far = web.url(plain)
         makers = {
             "plain": of_loader(of(plain)),
@@ -177,7 +207,8 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
             "windows": of_loader(of(packed, windows), buffer=80000),
             "zarr": of_loader(of(folder / "store.zarr")),
             "transform": of_loader(of(packed, {"x": "x"}, transform=doubled), buffer="1MiB"),
-            "service": of_loader(of(packed), service=address),
+            "service": of_loader(of(packed), service=str(named)),
+            "service that is found": of_loader(of(packed), service="auto"),
             "arrays": arrays,
         }
         special = {
@@ -194,16 +225,24 @@ def scenes(folder: Path) -> Iterator[list[Scene]]:
             Scene("processes", special["processes"], batches, unlimited=frozenset(("write", "connect")), pooled=True),
             Scene("far", special["far"], batches, pooled=True),
             Scene("staged", special["staged"], batches, before=lambda: empty(folder / "stage"), pooled=True),
-            Scene("compress", lambda: folder, compressed, before=lambda: (folder / "compressed.h5").unlink(True)),
+            Scene(
+                "compress",
+                lambda: folder,
+                compressed,
+                before=lambda: (folder / "compressed.h5").unlink(True),
+                unlimited=OF_COMMANDS,
+            ),
             Scene(
                 "serving",
                 lambda: WithService(packed, own),
                 lambda made: batches(made.loader),
                 before=lambda: own.unlink(True),
             ),
+            Scene("ranks", pair.make, pair.epoch, before=pair.begin, pooled=True, limit=100.0),
             Scene("own", lambda: DataLoader(Own(packed), BATCH), twice),
             Scene("own planned", lambda: DataLoader(Own(packed, "wide"), BATCH, buffer="2MiB"), twice),
             Scene("careless", lambda: plain, careless),
+            Scene("careless of the clock", lambda: plain, careless_of_the_clock),
         ]
 
 
@@ -237,17 +276,20 @@ class WithService:
 
 
 @contextlib.contextmanager
-def service(folder: Path, path: Path) -> Iterator[str]:
-    """The socket of a service of this file, in a process of its own."""
-    home = folder / "service"
-    home.mkdir(mode=0o700)
-    socket = home / "s.sock"
-    command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", "1MiB", "--socket", str(socket)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
-        try:
-            until = time.monotonic() + 60
-            while not socket.exists() and time.monotonic() < until:
-                time.sleep(0.05)  # until it listens
-            yield str(socket)
-        finally:
-            running.terminate()
+def services(sockets: list[Path], path: Path) -> Iterator[None]:
+    """Services of this file that listen there, each in a process of its own."""
+    running = []
+    for socket in sockets:
+        socket.parent.mkdir(mode=0o700, exist_ok=True, parents=True)
+        command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", "1MiB", "--socket", str(socket)]
+        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    try:
+        until = time.monotonic() + 60
+        while not all(one.exists() for one in sockets) and time.monotonic() < until:
+            time.sleep(0.05)  # until they listen
+        yield
+    finally:
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait()

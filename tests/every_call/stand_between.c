@@ -1,4 +1,5 @@
-/* Stands between a process and the system (LD_PRELOAD): the n-th call of a name fails, is late, or hangs until it is let go.
+/* Stands between a process and the system (LD_PRELOAD): the n-th call of a name fails, is late, or hangs until it is let go; or at
+   the n-th look at a clock the time of day jumps by an hour.
 
    Only calls are counted whose return address lies in a range that was given: those of solar's native code, of the C++
    library that begins its threads, and of Python. What torch, numpy and h5py ask of the system is theirs, and so is the
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -18,18 +20,22 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { NAMES = 64, RANGES = 64 };
-enum mode { NOTHING, FAILS, LATE, HANGS };
+enum mode { NOTHING, FAILS, LATE, HANGS, FORWARD, BACK };
+enum { HOUR = 3600, SINCE_1970 = 1000000000 };
 
 static struct { const char *name; atomic_long calls; } counted[NAMES];
 static struct { uintptr_t begin, end; } ranges[RANGES];
 static int range_count, of_interpreter;
 static atomic_int counting, let_go;
 static atomic_long met;
+static unsigned char apart[1024]; /* descriptors whose calls are those of the tests */
+static atomic_long jumped; /* seconds by which the time of day is off from now on */
 
 /* What is asked for; written before `counting` is set. */
 static char chosen[32];
@@ -61,6 +67,7 @@ static int answers(int fd) {
    `fd`, if the system answers at once; -1: of none. */
 static int meets_any(const char *name, const void *from, const char *path, int fd) {
   if (!atomic_load(&counting)) return 0;
+  if (fd >= 0 && fd < (int)sizeof apart && apart[fd]) return 0;
   if ((mode == LATE || mode == HANGS) && fd >= 0 && answers(fd)) return 0;
   const int instant = path ? strncmp(path, "/proc", 5) == 0 || strncmp(path, "/sys", 4) == 0
                            : strcmp(name, "read") == 0 || strcmp(name, "fstat64") == 0;
@@ -76,6 +83,8 @@ static int meets_any(const char *name, const void *from, const char *path, int f
   if (mode == NOTHING || strcmp(chosen, name) != 0 || number < nth || number - nth >= times) return 0;
   atomic_fetch_add(&met, 1);
   if (mode == LATE) rest(100);
+  if (mode == FORWARD) atomic_store(&jumped, HOUR);
+  if (mode == BACK) atomic_store(&jumped, -HOUR);
   if (mode == HANGS) {
     while (!atomic_load(&let_go)) rest(2);
   }
@@ -102,6 +111,7 @@ void stand_begin(const char *name, long first, long how_often, int how, int erro
   nth = first, times = how_often, mode = how, code = error;
   for (int i = 0; i < NAMES; ++i) atomic_store(&counted[i].calls, 0);
   atomic_store(&met, 0);
+  atomic_store(&jumped, 0);
   atomic_store(&let_go, 0);
   atomic_store(&counting, 1);
 }
@@ -109,6 +119,10 @@ void stand_begin(const char *name, long first, long how_often, int how, int erro
 void stand_end(void) {
   atomic_store(&counting, 0);
   atomic_store(&let_go, 1);
+}
+
+void stand_apart(int fd) {
+  if (fd >= 0 && fd < (int)sizeof apart) apart[fd] = 1;
 }
 
 long stand_met(void) { return atomic_load(&met); }
@@ -221,4 +235,66 @@ long syscall(long number, ...) {
                                                        : NULL;
   if (name && meets(name, __builtin_return_address(0))) return -1;
   return next(number, given[0], given[1], given[2], given[3], given[4], given[5]);
+}
+
+/* Clocks. Only the time of day jumps; what passed since the machine was started does not. */
+
+int clock_gettime(clockid_t clock, struct timespec *into) {
+  NEXT(clock_gettime);
+  MEETS(clock_gettime);
+  const int result = next(clock, into);
+  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) into->tv_sec += atomic_load(&jumped);
+  return result;
+}
+
+int gettimeofday(struct timeval *into, void *zone) {
+  NEXT(gettimeofday);
+  const int result = next(into, zone);
+  if (result == 0) into->tv_sec += atomic_load(&jumped);
+  return result;
+}
+
+time_t time(time_t *into) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (into) *into = now.tv_sec;
+  return now.tv_sec;
+}
+
+/* Whether a wait lasts until a time of day: then it ends sooner or later when that jumps. */
+static int is_of_day(const struct timespec *until) { return until->tv_sec > SINCE_1970; }
+
+/* The end of a part of such a wait by the system's own clock; 0 in `left` if the wait is over. */
+static struct timespec part_of(const struct timespec *until, int *left) {
+  struct timespec now;
+  syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
+  const long passed = now.tv_sec + atomic_load(&jumped);
+  *left = passed < until->tv_sec || (passed == until->tv_sec && now.tv_nsec < until->tv_nsec);
+  now.tv_nsec += 20000000;
+  if (now.tv_nsec >= 1000000000) now.tv_sec += 1, now.tv_nsec -= 1000000000;
+  return now;
+}
+
+int pthread_cond_timedwait(pthread_cond_t *of, pthread_mutex_t *held, const struct timespec *until) {
+  NEXT(pthread_cond_timedwait);
+  if (!is_of_day(until)) return next(of, held, until);
+  for (int left, result;;) {
+    const struct timespec part = part_of(until, &left);
+    if ((result = next(of, held, left ? &part : &(struct timespec){SINCE_1970, 0})) != ETIMEDOUT || !left) return result;
+  }
+}
+
+int sem_timedwait(sem_t *of, const struct timespec *until) {
+  NEXT(sem_timedwait);
+  if (!is_of_day(until)) return next(of, until);
+  for (int left, result;;) {
+    const struct timespec part = part_of(until, &left);
+    if ((result = next(of, left ? &part : &(struct timespec){SINCE_1970, 0})) == 0 || errno != ETIMEDOUT || !left) return result;
+  }
+}
+
+int sem_clockwait(sem_t *of, clockid_t clock, const struct timespec *until) {
+  static int (*next)(sem_t *, clockid_t, const struct timespec *);
+  if (!next) next = (int (*)(sem_t *, clockid_t, const struct timespec *))dlsym(RTLD_NEXT, "sem_clockwait");
+  return clock == CLOCK_REALTIME ? sem_timedwait(of, until) : next(of, clock, until);
 }

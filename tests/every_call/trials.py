@@ -27,14 +27,15 @@ import numpy as np
 from limits_kit import descriptors, forked
 
 from solar import SolarError, _native
+from solar.io.codec import chunk_values
 from solar.io.reading import h5py_calls
 from solar.loader import held_blocks
+from solar.service import served_passes
 
 from . import scenes
 from .scenes import Scene
 
 SOURCE = Path(__file__).parent / "stand_between.c"
-LIMIT = 40.0  # seconds that a trial may take
 EVER = 1 << 40
 SPARE = 2  # files that stay open: each of the two threads opens one if it comes to read anything
 
@@ -51,18 +52,20 @@ CODES = {
     "send": errno.EPIPE, "sendmsg": errno.EPIPE, "recv": errno.ECONNRESET, "recvmsg": errno.ECONNRESET,
 "fork": errno.EAGAIN, "dlopen": errno.ENOMEM, "posix_fadvise": errno.EIO,
     "pthread_create": errno.EAGAIN, "io_uring_setup": errno.ENOMEM, "io_uring_enter": errno.EBUSY,
-    "io_uring_register": errno.ENOMEM, "cachestat": errno.ENOSYS,
+    "io_uring_register": errno.ENOMEM, "cachestat": errno.ENOSYS, "clock_gettime": errno.EINVAL,
 }  # fmt: skip
 # Those that wait for storage, a server or another process. The others the kernel answers by itself.
 HANG = re.compile(
     r"f?l?stat.*|statx|open.*|f?(data)?sync|p?(read|write).*|ftruncate.*|rename|unlink|mkdir|flock|connect|"
     r"(send|recv)(msg)?|io_uring_enter"
 )
-MODES = {"nothing": 0, "fails": 1, "late": 2, "hangs": 3}
+CLOCK, JUMPS = "clock_gettime", ("forward", "back")  # of a clock only the time of day changes, by an hour
+MODES = {"nothing": 0, "fails": 1, "late": 2, "hangs": 3, "forward": 4, "back": 5}
+FROM_THE_BEGINNING = ("fails", *JUMPS)  # also while a loader is made
 
 
 class Trial(NamedTuple):
-    """From the `nth` call of this name on, `times` calls fail, are late, or hang."""
+    """From the `nth` call of this name on, `times` calls fail, are late, or hang; or the clock jumps at it."""
 
     call: str
     nth: int
@@ -72,6 +75,8 @@ class Trial(NamedTuple):
     def __str__(self) -> str:
         for_ever = " and all after it" if self.times == EVER else ""
         verbs = {"fails": "fails", "late": "is late", "hangs": "hangs"}
+        if self.mode in JUMPS:
+            return f"{self.call} number {self.nth} finds the clock an hour {self.mode}"
         return f"{self.call} number {self.nth}{for_ever} {verbs[self.mode]}"
 
 
@@ -128,7 +133,7 @@ def begin(library: ctypes.CDLL, trial: Trial | None) -> None:
         library.stand_begin(trial.call.encode(), *how)
 
 
-def in_child(act: Any, limit: float = LIMIT) -> dict[str, Any] | str:
+def in_child(act: Any, limit: float) -> dict[str, Any] | str:
     """What `act` returned in a process of its own, or how that ended."""
     stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the child writes where its threads are, if it has to be killed
 
@@ -204,9 +209,13 @@ class Trials:
         return {"calls": calls, "files": descriptors(), "threads": threads(), "modules": sorted(sys.modules)}
 
     def all(self, most: int, modes: Sequence[str]) -> Iterator[Trial]:
-        """Each call fails once, and with all after it; in the epoch each is late, and hangs. `most` of each name."""
+        """Each call fails once, and with all after it; in the epoch each is late, and hangs. At each look at the clock
+        the time of day jumps. `most` of each name.
+        """
         for mode in modes:
-            for name, count in self.calls["all" if mode == "fails" else "epoch"].items():
+            for name, count in self.calls["all" if mode in FROM_THE_BEGINNING else "epoch"].items():
+                if (mode in JUMPS) != (name == CLOCK):
+                    continue
                 if mode == "hangs" and (not HANG.fullmatch(name) or name in self.scene.unlimited):
                     continue
                 for nth in spread(count, most):
@@ -215,13 +224,15 @@ class Trials:
                         yield Trial(name, nth, mode, times=EVER)
 
     def run(self, trial: Trial) -> Outcome:
-        found = in_child(lambda: asdict(self._outcome(trial)))
+        found = in_child(lambda: asdict(self._outcome(trial)), self.scene.limit)
         what, _, words = found.partition("\n") if isinstance(found, str) else ("", "", "")
         return Outcome(what, words) if isinstance(found, str) else Outcome(**found)
 
     def _outcome(self, trial: Trial) -> Outcome:
-        whole, out = trial.mode == "fails", Outcome()
-        scenes.patience = h5py_calls.FILE_PATIENCE = held_blocks.WAIT = 3.0 if trial.mode == "hangs" else 10.0
+        whole, out = trial.mode in FROM_THE_BEGINNING, Outcome()
+        seconds = 3.0 if trial.mode == "hangs" else 10.0
+        scenes.patience = h5py_calls.FILE_PATIENCE = held_blocks.WAIT = seconds
+        served_passes.FIND_WITHIN = chunk_values.READ_WITHIN = seconds
         self.scene.before()
         began, loader, first = time.monotonic(), None, []
         if whole:
@@ -269,8 +280,10 @@ def spread(count: int, most: int) -> list[int]:
     )
 
 
-def fault_of(outcome: Outcome) -> str:
+def fault_of(outcome: Outcome, mode: str) -> str:
     """What is wrong with an outcome; nothing if it is as it has to be."""
+    if mode in JUMPS and outcome.what == "SolarError":
+        return f"a clock that jumps is an error: {outcome.words}"
     if outcome.what not in ("batches", "SolarError", "MemoryError"):
         return f"{outcome.what}, {place(outcome.words) if outcome.what != 'no end' else main_place(outcome.words)}"
     if outcome.later != "batches":

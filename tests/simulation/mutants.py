@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -53,7 +55,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "if one.over",
     ),
     "a batch that does not come is waited for each time": Mutant(
-        "solar.service.served_run", "Membership.copy", "naps = 1 if self._timed_out else", "naps = "
+        "solar.service.served_run",
+        "Membership.copy",
+        "naps = 1 if self._timed_out else min(self._naps, int(COME_WITHIN / NAP))",
+        "naps, self._naps = int(COME_WITHIN / NAP), FAR_OFF",
     ),
     "larger batches of a later epoch are waited for in vain": Mutant(
         "solar.service.served_run", "Membership.more", "self.refused = min(self.refused, base)", "pass"
@@ -107,19 +112,27 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
     ),
-    "rows are sent from memory that is used again": Mutant(
+    "a batch is handed on before the rows of other nodes have come": Mutant(
         "solar.distributed.exchange",
-        "PendingExchange._leave",
-        "if batch.taken and batch.sent and not batch.missing",
-        "if batch.taken",
+        "PendingExchange._is_whole",
+        "batch is not None and batch.whole",
+        "batch is not None and not batch.taken",
     ),
 }
 
 
 def seams(name: str) -> list[tuple[Any, str, Any]]:
-    """Returns where the functions of a mutant are, their names, and the changed ones."""
+    """Returns where the functions of a mutant are, also by import, their names, and the changed ones."""
     found = MUTANTS[name]
-    return [changed(one) for one in ([found] if isinstance(found, Mutant) else found)]
+    made = [changed(one) for one in ([found] if isinstance(found, Mutant) else found)]
+    return [other for one in made for other in (one, *imported(*one))]
+
+
+def imported(owner: Any, name: str, made: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yields the other modules that have imported a function by its name, with their names for it."""
+    function = owner.__dict__[name]
+    for module in [one for key, one in sys.modules.items() if key.startswith("solar.") and one is not owner]:
+        yield from ((module, of, made) for of, value in vars(module).items() if value is function)
 
 
 def changed(mutant: Mutant) -> tuple[Any, str, Any]:

@@ -24,6 +24,7 @@ class Request:
     array: Any
     at: float = 0.0  # when it may arrive
     done: bool = False
+    as_sent: bytes = b""  # what the array had when it was sent
 
 
 @dataclass
@@ -86,7 +87,8 @@ class Bulk:
     def send(self, peer: int, letter: Any) -> Request:
         self._group.simulation.give_way()
         sent, _ = self._between(self.rank, peer)
-        made = Request(letter, self._group.how.arrives(self._group.simulation, sent[-1].at if sent else 0.0))
+        at = self._group.how.arrives(self._group.simulation, sent[-1].at if sent else 0.0)
+        made = Request(letter, at, as_sent=letter.tobytes())
         sent.append(made)
         return made
 
@@ -105,6 +107,7 @@ class Bulk:
                     while sent and wanted and sent[0].at <= now:
                         one, other = sent.popleft(), wanted.popleft()
                         assert one.array.nbytes == other.array.nbytes, "ranks wait for other things than are sent"
+                        assert one.array.tobytes() == one.as_sent, "rows were changed while they were on their way"
                         other.array[:] = one.array
                         one.done = other.done = True
         return request.done

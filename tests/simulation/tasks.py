@@ -69,8 +69,10 @@ class Task:
 class Simulation:
     """The tasks, the clock and the seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, stands: tuple[float, float] = (0.0, 0.0)) -> None:
         self.draw = random.Random(seed)
+        self._stands, self._longest = stands  # share of the places to give way where a task stands still, and seconds
+        self.stood = 0.0  # seconds for which tasks did, all together
         self.now, self.steps = 0.0, 0
         self.tasks: list[Task] = []
         self.current: Task | None = None
@@ -96,6 +98,11 @@ class Simulation:
         if not task.actor.alive:
             raise Killed
         self.now += MOMENT * self.draw.random()
+        if self._stands and self.draw.random() < self._stands:
+            nap = self._longest * self.draw.random()
+            self.stood += nap
+            self._leave(task, _never, self.now + nap)
+            return
         if self.draw.random() > STAYS or task.actor.paused_until > self.now:
             self._leave(task, None, math.inf)
 

@@ -158,10 +158,10 @@ class Socket:
         self._check()
         if stream.closed or stream.ended:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        _check_descriptors(what, descriptors)
         if len(what) > 1 and simulation.draw.random() < wires.how.parts:
             what = what[: simulation.draw.randrange(1, len(what))]
         stream.at = wires.how.arrives(simulation, stream.at)
-        assert all(one >= 0 for one in descriptors), "a descriptor is sent that was closed"
         stream.coming.append((stream.at, what, [os.dup(one) for one in descriptors]))
         stream.nbytes += len(what)
         return len(what)
@@ -252,6 +252,22 @@ class Socket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_descriptors(what: bytes, descriptors: Sequence[int]) -> None:
+    """Raises AssertionError if one was closed, or if another file has the number of what rings by now."""
+    kinds = [_kind_of(one) for one in descriptors]
+    assert all(kinds), "a descriptor is sent that was closed"
+    if kinds and b'"joined"' in what:
+        assert "eventfd" in kinds[-1], f"{kinds[-1]} is sent in the place of a bell"
+
+
+def _kind_of(descriptor: int) -> str:
+    """Returns what the system calls an open file; nothing if none has this number."""
+    try:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except OSError:
+        return ""
 
 
 def _file_of(path: str) -> tuple[int, int]:
