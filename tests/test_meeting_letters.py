@@ -1,4 +1,4 @@
-"""The letters of ten thousand ranks, at meetings and at the end of an exchange: counted, with all ranks in this process."""
+"""The letters of ten thousand ranks, at meetings and at the end of an exchange: counted, all in this process."""
 
 from __future__ import annotations
 
