@@ -45,6 +45,12 @@ def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str,
         assert [one["threads"] for one in said] == [1] * ranks
         sent, received = sum(one["sent"] for one in said), sum(one["received"] for one in said)
         assert sent == received > 0
+        ends = [one["ends"] for one in said]
+        if by == "torch":
+            assert ends == [ranks - 1] * ranks  # gloo cannot cancel a receive
+        else:  # none but to those who have asked, because a rank was slow
+            assert sum(ends) <= sum(one["asks"] for one in said)
+            assert 2 * (ranks - 1) <= sum(one["tree"] for one in said) <= 2 * ranks + sum(one["rows"] for one in said)
 
 
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
