@@ -307,6 +307,24 @@ def early(by: str, path: str) -> dict[str, Any]:
     return {"said": " ".join(lines)}
 
 
+def last(by: str, path: str) -> dict[str, Any]:
+    """Rank 0 closes when the programs of the others have ended, which then wait in MPI."""
+    this = kit.rank_of(path, by)
+    plan = kit.plans(1, this.ranks, STEPS)[this.rank]
+    kit.append(this.exchange, plan)
+    for step in range(STEPS):
+        kit.check(this, plan, 0, step)
+    lines: list[str] = []
+    module.log.setLevel("INFO")
+    module.log.addFilter(lambda record: lines.append(record.getMessage()) is not None)
+    if this.rank == 0:
+        time.sleep(3)
+    else:
+        module.LAST_WORDS = 0.5
+    this.exchange.close()
+    return {"said": " ".join(lines), "left": len(module._left)}
+
+
 if __name__ == "__main__":
     scene, by, path, *facts = sys.argv[1:]
     kit.begin(by)

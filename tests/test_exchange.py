@@ -180,6 +180,14 @@ def test_who_closes_long_before_the_others_waits_a_little_and_still_takes_what_t
     assert second == {"said": ""}
 
 
+@pytest.mark.slow
+def test_rank_0_may_close_when_the_programs_of_the_others_have_ended(played: Played) -> None:
+    """As one that writes a model at the end of a training. What the others had to say was said."""
+    first, *others = played("mpi", 3, "last")
+    assert first == {"said": "", "left": 0}
+    assert all(one["left"] == 1 and " closed" in one["said"] for one in others)
+
+
 def test_an_mpi_for_one_thread_is_refused(tmp_path: Path) -> None:
     program = """
 import mpi4py

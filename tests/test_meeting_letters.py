@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from solar.distributed.ending import ASK, BRANCHES, DOWN, END, ROWS, UP, Ending, Head
+from solar.distributed.ending import ASK, DIRECTLY_BELOW, DOWN, END, ROWS, UP, Ending, Head
 from solar.errors import PlanError
 from solar.io.channels import alive, meeting
 from solar.io.channels.meeting import Meeting, letter_of, pack_nodes, unpack_nodes
@@ -152,7 +152,7 @@ def test_ten_thousand_ranks_end_an_exchange_in_few_letters_of_each(rows: int) ->
     assert ends.sent[DOWN] == RANKS - 1
     assert RANKS - 1 <= ends.sent[UP] <= RANKS - 1 + 5 * rows  # the tree is five ranks high
     print(ends.sent)
-    assert max(len(one.below) for one in ends.ranks) == BRANCHES
+    assert max(len(one.below) for one in ends.ranks) == DIRECTLY_BELOW
 
 
 def test_who_closes_early_is_named_to_those_who_wait_and_to_no_others() -> None:

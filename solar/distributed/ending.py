@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-BRANCHES = 8  # ranks directly below one
+DIRECTLY_BELOW = 8  # ranks directly below one
 
 NOTHING, ROWS, FAILED, END, ASK, UP, DOWN = range(7)
 
@@ -36,8 +36,10 @@ class Ending:
     """What one rank knows of the end. It sends nothing: it says what is to be sent to whom. Hold a lock to call it."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.above = None if rank == 0 else (rank - 1) // BRANCHES
-        self.below = range(min(BRANCHES * rank + 1, ranks), min(BRANCHES * rank + 1 + BRANCHES, ranks))
+        self.above = None if rank == 0 else (rank - 1) // DIRECTLY_BELOW
+        self.below = range(
+            min(DIRECTLY_BELOW * rank + 1, ranks), min(DIRECTLY_BELOW * rank + 1 + DIRECTLY_BELOW, ranks)
+        )
         self.over = False  # nothing more comes
         self.receives: dict[int, Any] = {}  # of each rank the head that may come from it
         self._sent = self._received = 0  # letters and answers, but for UP and DOWN
