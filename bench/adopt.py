@@ -4,12 +4,14 @@
 
 Samples a second of the first epoch and of a later one, each at most so many seconds long; the ways take turns, and the
 median of the rounds is told. The Python of each sample, log1p, is the same in all ways but a Field, which only reads.
-Compressed samples are also read with a buffer for 1/4 of them. Where solar cannot help, the processor's time is told
-besides, of epochs in turns. Six minutes for all scenes.
+Compressed samples, and those on a mount that is slowed as disks are (bench/slowfs), are also read with a buffer for 1/4
+of them. Epochs of the slowed mount are whole, and the third counts. Where solar cannot help, the processor's time is
+told besides, of epochs in turns. Six minutes for all scenes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import tempfile
@@ -17,14 +19,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 import torch
 import torch.utils.data
 
-from bench import adopt_tables, machine, records, tables
+from bench import adopt_tables, machine, records, slowfs, tables
 from solar import DataLoader, Field, H5Dataset
 
 BATCH = 32
@@ -78,32 +80,38 @@ def changed(values: Any) -> Any:
     return np.log1p(values)
 
 
-Scene = tuple[str, type[Written], int, tuple[int, ...], dict[str, Any]]
+class Scene(NamedTuple):
+    what: str
+    kind: type[Written]
+    samples: int
+    shape: tuple[int, ...]
+    options: dict[str, Any]  # of the Dataset of the file
+    slowed: bool = False
 
 
 def scenes() -> dict[str, Scene]:
-    """What the samples are, the Dataset, how many and of what shape, and how the file stores them."""
     import hdf5plugin
 
     lz4 = dict(hdf5plugin.Bitshuffle())
     return {
-        "gzip64": ("16 KiB, gzip, 64 a chunk", Written, 4096, (64, 64), {"chunks": 64, "compression": "gzip"}),
-        "gzip1": ("16 KiB, gzip, 1 a chunk", Written, 4096, (64, 64), {"chunks": 1, "compression": "gzip"}),
-        "bitshuffle": ("64 KiB, bitshuffle-lz4, 16 a chunk", Written, 2048, (128, 128), {"chunks": 16, **lz4}),
-        "large": ("3 MiB, gzip, 1 a chunk", Written, 64, (3, 512, 512), {"chunks": 1, "compression": "gzip"}),
-        "contiguous": ("16 KiB, contiguous, in the page cache", Written, 8192, (64, 64), {}),
-        "tiny": ("256 bytes, contiguous, in the page cache, no work", AsIs, 65536, (64,), {}),
-        "memory": ("16 KiB, read at once by the Dataset", InMemory, 4096, (64, 64), {}),
-        "files": ("1,000 files of one sample of 16 KiB, gzip", OfFiles, 1000, (64, 64),
-                  {"chunks": 64, "compression": "gzip"}),
+        "gzip64": Scene("16 KiB, gzip, 64 a chunk", Written, 4096, (64, 64), {"chunks": 64, "compression": "gzip"}),
+        "gzip1": Scene("16 KiB, gzip, 1 a chunk", Written, 4096, (64, 64), {"chunks": 1, "compression": "gzip"}),
+        "bitshuffle": Scene("64 KiB, bitshuffle-lz4, 16 a chunk", Written, 2048, (128, 128), {"chunks": 16, **lz4}),
+        "large": Scene("3 MiB, gzip, 1 a chunk", Written, 64, (3, 512, 512), {"chunks": 1, "compression": "gzip"}),
+        "contiguous": Scene("16 KiB, contiguous, in the page cache", Written, 8192, (64, 64), {}),
+        "tiny": Scene("256 bytes, contiguous, in the page cache, no work", AsIs, 65536, (64,), {}),
+        "memory": Scene("16 KiB, read at once by the Dataset", InMemory, 4096, (64, 64), {}),
+        "disks": Scene("64 KiB, contiguous, disks", Written, 2048, (128, 128), {}, slowed=True),
+        "files": Scene("1,000 files of one sample of 16 KiB, gzip", OfFiles, 1000, (64, 64),
+                       {"chunks": 64, "compression": "gzip"}),
     }  # fmt: skip
 
 
 def write(folder: Path, scene: Scene, share: float) -> tuple[Any, int]:
     """Writes the data; gives the path, and how many samples there are."""
-    _, kind, samples, shape, options = scene
-    samples = max(64, int(samples * share))
-    rng, options = np.random.default_rng(1), dict(options)
+    kind, shape, options = scene.kind, scene.shape, dict(scene.options)
+    samples = max(64, int(scene.samples * share))
+    rng = np.random.default_rng(1)
     chunk = options.pop("chunks", None)
     options |= {} if chunk is None else {"chunks": (chunk, *shape)}
     values = np.cumsum(rng.integers(0, 4, (min(samples, 512), *shape)), axis=-1).astype("f4")
@@ -121,7 +129,7 @@ def write(folder: Path, scene: Scene, share: float) -> tuple[Any, int]:
 
 
 def ways(scene: Scene, path: Path, samples: int, workers: list[int]) -> dict[str, Callable[[], Any]]:
-    kind = scene[1]
+    kind = scene.kind
     loader: Any = torch.utils.data.DataLoader
     found: dict[str, Callable[[], Any]] = {}
     for number in workers:
@@ -132,9 +140,9 @@ def ways(scene: Scene, path: Path, samples: int, workers: list[int]) -> dict[str
     if kind is not AsIs:
         found["H5Dataset, transform"] = lambda: DataLoader(H5Dataset(**data, transform=changed), BATCH, True)
     found["H5Dataset, Field"] = lambda: DataLoader(H5Dataset(**{**data, "fields": Field("x")}), BATCH, True)
-    if scene[4] and kind is Written and math.prod(scene[3]) < 1 << 16:
+    if (scene.options or scene.slowed) and kind is Written and math.prod(scene.shape) < 1 << 16:
         of = f"buffer of {adopt_tables.SHARE}"
-        part = {"buffer": max(LEAST, samples * math.prod(scene[3]) * 4 // 4)}
+        part = {"buffer": max(LEAST, samples * math.prod(scene.shape) * 4 // 4)}
         found[f"only the import, {of}"] = lambda: DataLoader(kind(path, samples), BATCH, True, **part)
         found[f"H5Dataset, transform, {of}"] = lambda: DataLoader(
             H5Dataset(**data, transform=changed), BATCH, True, **part
@@ -142,29 +150,33 @@ def ways(scene: Scene, path: Path, samples: int, workers: list[int]) -> dict[str
     return found
 
 
-def rates(loader: Any, seconds: float) -> list[float]:
-    """Samples a second of the first epoch, and of the next, from when it is asked for."""
+def rates(loader: Any, seconds: float, epochs: int) -> list[float]:
+    """Samples a second of the first epoch, and of the last, from when it is asked for."""
     found = []
-    for _ in range(2):
+    for _ in range(epochs):
         begin, samples = time.perf_counter(), 0
         for batch in loader:
             samples += len(batch)
             if time.perf_counter() - begin > seconds:
                 break
         found.append(samples / (time.perf_counter() - begin))
-    return found
+    return [found[0], found[-1]]
 
 
 def run(scene: Scene, folder: Path, asked: Any) -> Iterable[tuple[str, float, float]]:
     path, samples = write(folder, scene, 1 / 16 if asked.quick else 1.0)
     machine.fill_cache(folder)
+    seconds, epochs = (math.inf, 3) if scene.slowed else (asked.seconds, 2)
     measured: dict[str, list[list[float]]] = defaultdict(list)
-    for _ in range(asked.rounds):
-        for way, make in ways(scene, path, samples, asked.workers).items():
-            loader = make()
-            measured[way].append(rates(loader, asked.seconds))
-            if isinstance(loader, DataLoader):
-                loader.close()
+    with slowfs.mounted(folder) if scene.slowed else contextlib.nullcontext() as mount:
+        if mount is not None:
+            path = mount.path / path.name
+        for _ in range(asked.rounds):
+            for way, make in ways(scene, path, samples, asked.workers).items():
+                loader = make()
+                measured[way].append(rates(loader, seconds, epochs))
+                if isinstance(loader, DataLoader):
+                    loader.close()
     for way, found in measured.items():
         first, later = (statistics.median(column) for column in zip(*found, strict=True))
         yield way, first, later
@@ -175,9 +187,9 @@ def beside(scene: Scene, folder: Path, samples: int, rounds: int) -> float:
 
     In the first epoch, which does not count, what there is to adopt is learned, or that there is nothing.
     """
-    path = folder if scene[1] is OfFiles else folder / "data.h5"
+    path = folder if scene.kind is OfFiles else folder / "data.h5"
     kinds: list[Any] = [DataLoader, torch.utils.data.DataLoader]
-    loaders = [kind(scene[1](path, samples), BATCH, True) for kind in kinds]
+    loaders = [kind(scene.kind(path, samples), BATCH, True) for kind in kinds]
 
     def seconds(loader: Any) -> float:
         begin = time.process_time()
@@ -201,17 +213,20 @@ def main() -> None:
     asked = parser.parse_args()
     load = records.load(asked.load_before)
     for name in asked.scenes or every:
+        if every[name].slowed and (reason := slowfs.lacking()):
+            print(f"{name}: skipped: {reason}")
+            continue
         with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as folder:
             found = list(run(every[name], Path(folder), asked))
             facts = machine.facts(Path(folder))
-            samples = max(64, int(every[name][2] * (1 / 16 if asked.quick else 1.0)))
+            samples = max(64, int(every[name].samples * (1 / 16 if asked.quick else 1.0)))
             no_help = name in adopt_tables.NO_HELP
             of_torch = beside(every[name], Path(folder), samples, asked.rounds) if no_help else None
         base = found[0][2]
         rows = [(way, f"{first:,.0f}", f"{later:,.0f}", f"{later / base:.2f}") for way, first, later in found]
-        print(f"{name}: {every[name][0]}")
+        print(f"{name}: {every[name].what}")
         print(tables.table("way|first epoch, samples/s:|later:|torch, 0 workers = 1:", rows), flush=True)
-        about = {"bench": "adopt", **facts, "load": load, "scene": name, "what": every[name][0], "quick": asked.quick}
+        about = {"bench": "adopt", **facts, "load": load, "scene": name, "what": every[name].what, "quick": asked.quick}
         for way, first, later in found:
             records.append(asked.out, {**about, "way": way, "first": first, "later": later})
         if of_torch is not None:

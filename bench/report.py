@@ -117,16 +117,25 @@ def people() -> str:
 
 
 def experts() -> str:
-    """Solar beside the best others there, and every reader."""
+    """Solar beside the best others there."""
     rated, kept = records.quoted("rates"), records.quoted("buffer")
-    every = tables.peers(tables.by_scene(rated).values())
     return parted(
         folded("Files of every kind, from the page cache and cold", tables.rates_of_experts(rated, scenes_of_rates())),
         folded("Memory for a part of the data", buffer_tables.of_experts(kept, scenes_of_buffer())),
-        folded("Every reader of files of every kind, with the setting that was best", every),
-        folded("Every reader with memory for a part of the data", buffer_tables.of_readers(kept)),
         tables.not_counted(rated),
     )
+
+
+def readers() -> str:
+    """Every reader of every scene, of which the page of benchmarks has the best."""
+    rated, kept, of_shapes = records.quoted("rates"), records.quoted("buffer"), records.quoted("shapes")
+    sections = {
+        "Files of every kind, from the page cache and cold": tables.peers(tables.by_scene(rated).values()),
+        "Memory for a part of the data": buffer_tables.of_readers(kept),
+        "Clips, crops and sparse rows": shapes_tables.readers(of_shapes),
+        "What each format takes on the disk, and how long the conversion took": shapes_tables.formats(of_shapes),
+    }
+    return parted(*(f"## {head}\n\n{text}" for head, text in sections.items() if text))
 
 
 def limits() -> str:
@@ -150,7 +159,7 @@ def shapes() -> str:
         (one.name, variant): shapes_tables.named({"title": one.title, "what": one.what(variant)})
         for one in shapes_data.scenes().values() for variant in one.variants
     }  # fmt: skip
-    return shapes_tables.shapes(records.quoted("shapes"), titles, hidden=True)
+    return shapes_tables.beside_others(records.quoted("shapes"), titles)
 
 
 def utilised() -> str:
@@ -171,6 +180,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "people"): people(),
         ("benchmarks.md", "experts"): experts(),
         ("benchmarks.md", "limits"): limits(),
+        ("../bench/results/readers.md", "readers"): readers(),
         ("benchmarks.md", "loader"): tables.loader_costs(records.read(RESULTS / "loader.jsonl")),
         ("benchmarks.md", "shapes"): shapes(),
         ("benchmarks.md", "utilisation"): utilised(),

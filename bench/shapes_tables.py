@@ -18,26 +18,31 @@ HEAD = (
 Key = tuple[str, int]  # scene, variant
 
 
-def shapes(found: Iterable[Record], titles: dict[Key, str] | None = None, hidden: bool = False) -> str:
-    """solar beside the best others, where it loses first; all readers; formats; who did not run.
+def shapes(found: Iterable[Record]) -> str:
+    """solar beside the best others, where it loses first; all readers; formats; who did not run."""
+    found = [*found]
+    return parted(contested(found), readers(found), formats(found), left_out(found))
 
-    `titles`: of all scenes and variants; those without a record are rows that say so. `hidden`: behind their headings.
+
+def beside_others(found: Iterable[Record], titles: dict[Key, str]) -> str:
+    """What the page of benchmarks has: where it was measured, solar beside the best others, and who did not run.
+
+    `titles`: of all scenes and variants; those without a record are rows that say so.
     """
     found = [*found]
+    on = [where(one) for one in found if "machine" in one][-1:]
+    return parted(*on, folded("Solar beside the best other reader", contested(found, titles)), left_out(found))
+
+
+def contested(found: Iterable[Record], titles: dict[Key, str] | None = None) -> str:
     by = by_variant(found)
     rows = sorted((row for of in by.values() for row in contests(of)), key=lambda row: row[0])
     none = [(title, "", "not recorded", *[""] * 8) for key, title in (titles or {}).items() if key not in by]
-    said = table(HEAD, [*(cells for _, cells in rows), *none])
-    once = {(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}
-    on = [where(one) for one in found if "machine" in one][-1:]
-    fold = folded if hidden else lambda _, text: text
-    return parted(
-        *on,
-        fold("Solar beside the best other reader", said),
-        fold("Every reader", readers(by)),
-        fold("What each format takes on the disk, and how long the conversion took", formats(by)),
-        not_counted(once.values()),
-    )
+    return table(HEAD, [*(cells for _, cells in rows), *none])
+
+
+def left_out(found: Iterable[Record]) -> str:
+    return not_counted({(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}.values())
 
 
 def named(one: Record) -> str:
@@ -98,12 +103,12 @@ def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
         )  # fmt: skip
 
 
-def readers(by: dict[Key, list[Record]]) -> str:
+def readers(found: Iterable[Record]) -> str:
     """All that ran, the fastest first."""
     rows = (
         (named(one), reader(one), "as it likes" if one["share"] is None else f"{one['share']:g}", rate(one["first"]),
          rate(one["later"]), mebibytes(one["memory"]), said(one))
-        for of in by.values() for one in sorted(of, key=lambda one: -one["later"])
+        for of in by_variant(found).values() for one in sorted(of, key=lambda one: -one["later"])
     )  # fmt: skip
     return table("samples|reader|memory|first epoch, samples/s:|later epochs:|its own MiB:|setting", rows)
 
@@ -119,13 +124,13 @@ def said(one: Record) -> str:
     return ", ".join(parts) or "default"
 
 
-def formats(by: dict[Key, list[Record]]) -> str:
+def formats(found: Iterable[Record]) -> str:
     """What each format takes on the disk, and what making it took."""
-    found: dict[tuple[Any, ...], tuple[object, ...]] = {}
-    for one in (one for of in by.values() for one in of):
+    rows: dict[tuple[Any, ...], tuple[object, ...]] = {}
+    for one in (one for of in by_variant(found).values() for one in of):
         label = "HDF5" if one["form"] == "file" else one["form"].replace("_", ", ")
         conversion = f"{one['conversion']:.1f}" if "conversion" in one else "–"
-        found[one["title"], label] = (
+        rows[one["title"], label] = (
             one["title"], label, mebibytes(one["disk"]), f"{one['nbytes'] / one['disk']:.2f}", conversion
         )  # fmt: skip
-    return table("data|format|MiB on the disk:|: 1:|conversion, s:", found.values())
+    return table("data|format|MiB on the disk:|: 1:|conversion, s:", rows.values())

@@ -21,7 +21,7 @@ from test_adopt import BODIES, DATASETS, PASSED_ON, SAMPLES, LookedUp, Reading, 
 from torch.utils.data import ConcatDataset, DistributedSampler, Subset
 
 from solar import DataLoader, PlanSampler
-from solar.loader import adopt_plans
+from solar.loader import adopt, adopt_plans
 from solar.samples.row_windows import windows_at
 
 BUFFER = "3MiB"  # less than the samples of `path` have, and twice what their batches take
@@ -71,6 +71,61 @@ def test_rows_that_rules_say_come_from_a_plan(path: str, body: str, options: dic
     assert planned(loader)
     ours, theirs = answered(loader)
     assert ours > theirs
+
+
+def no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each check find that reading ahead takes too long: a storage allows so many requests a second, whoever asks."""
+    for name in ("SHARE_OF_TIME", "KEPT_SHARE"):
+        monkeypatch.setattr(adopt, name, 0.0)
+    monkeypatch.setattr(adopt, "CHECKED_EVERY", 8)
+    monkeypatch.setattr(adopt, "BAD_CHECKS", 1)
+
+
+def test_a_plan_may_be_faster_where_reading_ahead_is_not(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_faster(monkeypatch)
+    with caplog.at_level(logging.INFO, "solar"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = compared(
+            lambda: Reading(path, by_rows),
+            collate_fn=kept,
+            batch_size=8,
+            shuffle=True,
+            epochs=3,
+            ours={"buffer": BUFFER},
+        )
+    assert planned(loader)
+    assert "and reading ahead is no faster" in caplog.text
+    assert caplog.text.index("and reading ahead is no faster") < caplog.text.index("planning what Reading")
+
+
+def test_without_a_plan_it_stays_left_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_faster(monkeypatch)
+    monkeypatch.setattr(adopt_plans, "planned_rows", lambda *_: "it may not")
+    with pytest.warns(UserWarning, match="buffer has no effect over Reading: h5py takes"):
+        loader = compared(
+            lambda: Reading(path, by_rows),
+            collate_fn=kept,
+            batch_size=8,
+            shuffle=True,
+            epochs=3,
+            ours={"buffer": BUFFER},
+        )
+    assert not planned(loader)
+    assert "reading ahead is no faster" in loader.report()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_stays_in_memory_is_read_ahead_though_the_first_epoch_gains_nothing(
+    path: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_faster(monkeypatch)
+    monkeypatch.setattr(adopt, "KEPT_SHARE", 1e9 if stays else 0.0)
+    make = lambda: Reading(path, by_rows)  # noqa: E731
+    loader = compared(make, collate_fn=kept, batch_size=8, shuffle=True, epochs=1, ours={"buffer": "64MiB"})
+    ours, theirs = answered(loader)
+    assert (ours > 2 * theirs) == stays
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

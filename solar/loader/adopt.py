@@ -52,6 +52,7 @@ WORTH_A_DATASET = 5e-3  # seconds for a call, below which it takes too long to f
 PART_OF_ROW = 4  # a row is read ahead if at least 1/4 of it is asked for
 CHECKED_EVERY = 256  # calls answered after which it is seen whether it is worth it
 SHARE_OF_TIME = 0.75  # of h5py's time, that answers may take: not all that is done for them is counted
+KEPT_SHARE = 1.25  # that they may take in the first epoch, if blocks stay in memory for later ones
 TIMED = 512  # calls of h5py whose time is noted
 BAD_CHECKS = 2  # times in a row that it may be seen to be not
 MISSES = 32  # calls that were read as asked, more than answered, after which rules are learned anew
@@ -134,6 +135,7 @@ class CallCounts:
     seconds: float = 0.0
     checked: tuple[int, float] = (0, 0.0)  # answered, seconds when it was last seen whether it is worth it
     bad: int = 0  # times in a row that it was not
+    epochs: int = 0  # begun
     useless: int = 0  # blocks that were read in vain, less those that were not
     had_room: bool = True  # what the batch needs that is made; else nothing is missed
     missed: int = 0  # calls of datasets that are read ahead that were read as asked
@@ -145,9 +147,12 @@ class CallCounts:
 class AdoptedReads:
     """What a loader has learned about its Dataset's reads, and the blocks that it holds. Not for several threads."""
 
-    def __init__(self, dataset: Any, buffer: int | None, asked_for: Sequence[str] = ()) -> None:
+    def __init__(
+        self, dataset: Any, buffer: int | None, asked_for: Sequence[str] = (), *, may_be_planned: bool = False
+    ) -> None:
         """`buffer` is the memory for blocks. None keeps only blocks that had to be decoded; 0 keeps none: each is
         dropped as soon as its batches are made. `asked_for` names the arguments that the user gave for reading ahead.
+        `may_be_planned`: a plan may read in later epochs, also where reading ahead gains nothing.
         """
         self.reads = SampleReads(dataset)
         self.known = KnownDatasets()
@@ -155,6 +160,8 @@ class AdoptedReads:
         self.process = os.getpid()
         self.counts = CallCounts()
         self.left_alone = ""  # why nothing is read ahead
+        self.may_be_planned = may_be_planned
+        self._until_planned = False  # it is left alone only until a plan reads
         self.watching = True  # what is read is noted
         self._buffer = buffer
         self._asked_for = asked_for
@@ -309,9 +316,16 @@ class AdoptedReads:
         self.sources.clear()
         log.info("%s.__getitem__ reads as torch's loader has it read: %s", self.name, why)
 
+    def resume(self) -> str:
+        """Returns why the Dataset was left alone until a plan reads, which no longer holds; empty if it was not."""
+        if not self._until_planned:
+            return ""
+        why, self.left_alone, self._until_planned = self.left_alone, "", False
+        return why
+
     def warn_of_no_effect(self) -> None:
         """Warns once about arguments that the user gave for reading ahead and that have no effect."""
-        if self.left_alone and self._asked_for:
+        if self.left_alone and not self._until_planned and self._asked_for:
             given, self._asked_for = self._asked_for, ()
             have = "have" if len(given) > 1 else "has"
             text = f"{' and '.join(given)} {have} no effect over {self.name}: {self.left_alone}"
@@ -364,6 +378,7 @@ class AdoptedReads:
     def begin_epoch(self) -> None:
         """Leaves files to h5py that were changed or replaced; all of them if their file system does not answer."""
         with self.lock:
+            self.counts.epochs += 1
             for number in self._changed(set(self.sources)):
                 self.held.forget(self.sources.pop(number))
                 self.known.changed.add(number)
@@ -435,9 +450,13 @@ class AdoptedReads:
         if counts.answered - answered < CHECKED_EVERY:
             return
         worth = (counts.answered - answered) * self.call_seconds
-        counts.bad = counts.bad + 1 if counts.seconds - seconds > SHARE_OF_TIME * worth else 0
+        stays = counts.epochs == 1 and any(isinstance(one, BlockSource) and one.keep for one in self.sources.values())
+        most = (KEPT_SHARE if stays else SHARE_OF_TIME) * worth
+        counts.bad = counts.bad + 1 if counts.seconds - seconds > most else 0
         counts.checked = counts.answered, counts.seconds
         if counts.bad >= BAD_CHECKS:
+            # A plan may still be faster: it reads in the order of the file, and keeps what is used again.
+            self._until_planned = self.may_be_planned
             self.leave(AS_FAST.format(1e6 * self.call_seconds))
 
     def _learn_again(self) -> None:

@@ -301,6 +301,7 @@ class AdoptedPlans:
         if peers is not None and not self._options.nbytes:
             self._not_planned("the ranks of one training share a buffer, and have no service")
             return None
+        was_left = self._adopted.resume()
         try:
             found = self._look(loader, order, alone=peers is None)
         except Exception as error:
@@ -309,6 +310,8 @@ class AdoptedPlans:
         if peers is not None:
             found = _agreed(peers, found, type(loader.dataset).__name__)
         if isinstance(found, str):
+            if was_left:
+                self._adopted.leave(was_left)
             self._not_planned(found)
             return None
         self._make_room(found)
@@ -386,7 +389,7 @@ class AdoptedPlans:
             self._buffered.close()
         if why == NOT_LEARNED:
             return
-        self._over = True
+        self._over, self._adopted.may_be_planned = True, False
         self._adopted.warn_of_no_effect()
         given, self._given = self._given, ()
         if why == ALL_FIT:

@@ -332,7 +332,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         adopted = self._adopted
         if adopted is None or adopted.process != os.getpid():
             asked_for = [name for name in ADOPTED if getattr(self, name) not in NATIVE_ONLY[name]]
-            adopted = self._adopted = AdoptedReads(self.dataset, requested_bytes(self.buffer), asked_for)
+            buffer = requested_bytes(self.buffer)
+            adopted = AdoptedReads(self.dataset, buffer, asked_for, may_be_planned=self._may_plan())
+            self._adopted = adopted
             self._plans = None
         if adopted.left_alone:
             return None
