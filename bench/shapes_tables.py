@@ -42,7 +42,9 @@ def contested(found: Iterable[Record], titles: dict[Key, str] | None = None) -> 
 
 
 def left_out(found: Iterable[Record]) -> str:
-    return not_counted({(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}.values())
+    return not_counted(
+        {(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}.values()
+    )
 
 
 def named(one: Record) -> str:

@@ -236,7 +236,10 @@ def not_counted(found: Iterable[Record]) -> str:
     found = [(one.get("peer") or one.get("part") or one.get("step"), one) for one in found]
     ran = {who for who, one in found if "failed" not in one and "skipped" not in one}
     reasons = {who: one.get("skipped") or one.get("failed") for who, one in found}
-    lines = [f"- {who}: {reason}" for who, reason in reasons.items() if who not in ran]
+    absent = [who for who, reason in reasons.items() if who not in ran and "not installed" in str(reason)]
+    lines = [f"- not installed: {', '.join(map(str, absent))}"] if len(absent) > 1 else []
+    shown = ran if len(absent) < 2 else ran | set(absent)
+    lines += [f"- {who}: {reason}" for who, reason in reasons.items() if who not in shown]
     lines += [f"- {who} in {one.get('scene')}: {one['failed']}" for who, one in found if "failed" in one and who in ran]
     return "Not counted:\n\n" + "\n".join(lines) if lines else ""
 

@@ -198,7 +198,7 @@ def _epoch(
         stats.waited("plan" if passes else "start", time.perf_counter() - asked)
         assemble = _assembly(source)
         one_pass, limits = (passes[0] if passes else None), (queue.ahead, queue.ahead_nbytes)
-        found = assemble and direct_source(one_pass, queue.indices, source, state.batch_size or 0, limits)
+        found = assemble and direct_source(one_pass, queue.indices, source, state.batch_size or 0, limits, lent=False)
         for one in passes:
             queue.indices, queue.ahead, queue.ahead_nbytes = one, one.ahead, sys.maxsize  # the buffer has a size
         if assemble and found:

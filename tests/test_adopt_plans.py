@@ -74,7 +74,7 @@ def test_rows_that_rules_say_come_from_a_plan(path: str, body: str, options: dic
 
 
 def no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has each check find that reading ahead takes too long: a storage allows so many requests a second, whoever asks."""
+    """Has each check find that reading ahead takes too long: a storage that allows few requests a second."""
     for name in ("SHARE_OF_TIME", "KEPT_SHARE"):
         monkeypatch.setattr(adopt, name, 0.0)
     monkeypatch.setattr(adopt, "CHECKED_EVERY", 8)

@@ -259,6 +259,7 @@ BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
         "docs/samples.md",
         "docs/communities.md",
         "docs/arrays.md",
+        "docs/orders.md",
     ],
 )
 def test_what_is_marked_in_a_page_runs(page: str, files: Path) -> None:

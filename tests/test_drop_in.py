@@ -240,7 +240,7 @@ def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
 def waiting(queued: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[type, str]:
     """What waits for the bytes of a batch, directly or in the queue, which makes them from now on."""
     if queued:
-        monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+        monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
     return (Ticket, "ended") if queued else (_native.ReadAhead, "take")
 
 

@@ -90,7 +90,7 @@ def test_ctrl_c_while_a_batch_is_begun_loses_none(buffer: Any, path: str, monkey
         data = H5Dataset(path, Field("x", dtype="f4", mean=1.0))
         return DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=3), buffer=buffer)
 
-    monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+    monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
     wanted, loader = flat(iter(made())), made()
     batches = iter(loader)
     found = flat(iter([next(batches) for _ in range(7)]))
@@ -151,7 +151,7 @@ def test_a_loader_that_is_closed_while_it_plans_has_its_buffer_again(
 
 
 def test_a_close_amid_an_epoch_does_not_finish_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+    monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
     loader = loader_of(path, buffer=0)
     batches = iter(loader)
     next(batches)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from kit import broken_file, check_all_but_the_broken
+from serve_kit import serving
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.loader.iterator import EpochIterator
 
 SAMPLES, BATCH = 1000, 8  # the last batch is a whole one
@@ -37,6 +38,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with h5py.File(path, "w") as file:
         file["x"] = np.random.default_rng(1).random((SAMPLES, 32, 8), np.float32)
         file["y"] = np.arange(SAMPLES)
+        file.create_dataset(
+            "volume", data=np.random.default_rng(2).random((SAMPLES, 8, 4), np.float32), chunks=(5, 8, 4)
+        )
     return path
 
 
@@ -90,7 +94,7 @@ def test_both_ways_give_the_same_batches_and_counts(
     found: list[Any] = []
     for long_way in (False, True):
         if long_way:
-            monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_: None)
+            monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
         with loader_of(path, fields, batch, buffer=buffer, epochs=2) as loader:
             epochs = []
             for epoch in range(2):
@@ -112,6 +116,72 @@ def test_both_ways_give_the_same_batches_and_counts(
     assert short_counts["resident_bytes"] == 0
     assert short_counts["epochs"] == 2
     assert short_counts["samples"] == 2 * SAMPLES
+
+
+WINDOW = Field("x", steps=(0, 1, 5))
+CLIPS = Windows(every=2, pad="edge")
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples", "buffer"),
+    [
+        (WINDOW, CLIPS, 0),
+        (WINDOW, CLIPS, BUFFER),
+        ({"y": "y", "x": WINDOW}, CLIPS, 0),
+        ({"y": "y", "x": WINDOW}, CLIPS, BUFFER),
+        (Field("x", steps=(0, 1), dtype="f8", mean=0.5), CLIPS, 0),
+        (Field("x", steps=(0, 1), dtype="f8", mean=0.5), CLIPS, BUFFER),
+        ("volume", Crops((1, 4, 4)), BUFFER),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_windows_and_boxes_are_those_of_the_long_way(
+    path: Path, fields: Any, samples: Any, buffer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, found = H5Dataset(path, fields, samples=samples), list[Any]()
+    assert len(data) >= SAMPLES // 2
+    for long_way in (False, True):
+        if long_way:
+            monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
+        with DataLoader(data, 7, sampler=PlanSampler(data, 1, 0, seed=3), buffer=buffer) as loader:
+            batches, states = iter(loader), []
+            epoch = [next(batches)]
+            assert goes_straight(batches) == (not long_way)
+            for batch in batches:
+                epoch.append(batch)
+                states.append(loader.state_dict())
+        counted = {name: loader.stats()[name] for name in ("batches", "samples", "batch_bytes", "epochs")}
+        found.append((epoch, states, counted))
+    (short, *facts), (long, *long_facts) = found
+    torch.testing.assert_close(short, long, rtol=0, atol=0)
+    assert facts == long_facts
+
+
+@pytest.mark.parametrize("fields", ["x", {"x": "x", "y": "y"}], ids=str)
+def test_batches_of_a_service_take_few_calls_and_are_those_of_the_long_way(
+    path: Path, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    with serving(path, where=tmp_path) as service:
+        for long_way in (False, True):
+            if long_way:
+                monkeypatch.setattr("solar.loader.iterator.direct_source", lambda *_, **__: None)
+            with loader_of(path, fields, service=str(service.path), buffer=0) as loader:
+                epoch, states, few = list[Any](), [], []
+                batches = iter(loader)
+                for _ in range(SAMPLES // BATCH):
+                    time.sleep(1e-3)
+                    few.append(calls(batches, epoch))
+                    states.append(loader.state_dict())
+                    assert goes_straight(batches) == (not long_way) or len(epoch) > SAMPLES // BATCH - 9
+                assert next(batches, None) is None
+                assert loader._buffered.running.counts()["served"] > 100
+            counted = {name: loader.stats()[name] for name in ("batches", "samples", "batch_bytes", "epochs")}
+            found.append((epoch, states, counted))
+            assert long_way or min(few) <= 27, few
+    (short, *facts), (long, *long_facts) = found
+    torch.testing.assert_close(short, long, rtol=0, atol=0)
+    assert facts == long_facts
 
 
 @pytest.mark.parametrize("buffer", [0, BUFFER])

@@ -39,6 +39,7 @@ class Run(Protocol):
     parts: tuple[RunPart, ...]
     nbytes: int  # memory that it holds
     staged: int  # batches that are there before they are asked for
+    count_names: tuple[str, ...]  # of the counts of a batch
 
     @property
     def broken(self) -> bool: ...  # it failed as a whole: no further batch comes
@@ -49,6 +50,7 @@ class Run(Protocol):
 
     def append(self, sizes: NDArray[np.int64], scripts: Sequence[PartScript], parcels: Any) -> None: ...
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]: ...
+    def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None: ...
     def let_go(self, number: int) -> None: ...
     def forget(self, number: int) -> None: ...
     def counts(self) -> dict[str, int]: ...
@@ -82,6 +84,8 @@ class ReceivedBatches:
 
 class Running:
     """Batches that a native Run makes, in order. Several threads may wait, each for a batch of its own."""
+
+    count_names = COUNT_NAMES
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class Running:
         return values, dict(zip(COUNT_NAMES, counts, strict=False))
 
     def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
-        """Does what `wait` does, within this short time. Counts are in the order of COUNT_NAMES."""
+        """Does what `wait` does, within this short time. Counts are in the order of `count_names`."""
         here = self._received.here
         if number not in here:
             if number in self._received.unwanted:

@@ -295,6 +295,13 @@ class BoundReadAhead {
     native_->begin(view(rows));
   }
 
+  void begin_each(const std::vector<Sizes>& rows_of_fields) {
+    std::vector<std::span<const std::int64_t>> views;
+    for (const Sizes& rows : rows_of_fields) views.push_back(view(rows));
+    nb::gil_scoped_release released;
+    native_->begin(views);
+  }
+
   nb::object take(double seconds) {
     const std::chrono::nanoseconds limit = nanoseconds(seconds);
     solar::Batches::Batch batch;
@@ -397,6 +404,7 @@ void bind_run(nb::module_& module) {
   nb::class_<BoundReadAhead>(module, "ReadAhead")
       .def(nb::init<nb::object, const std::vector<const BoundSource*>&>(), "reader"_a, "fields"_a)
       .def("begin", &BoundReadAhead::begin, "rows"_a.noconvert())
+      .def("begin_each", &BoundReadAhead::begin_each, "rows_of_fields"_a)
       .def("take", &BoundReadAhead::take, "seconds"_a)
       .def("oldest", &BoundReadAhead::oldest)
       .def("leave", &BoundReadAhead::leave);

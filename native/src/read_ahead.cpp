@@ -47,13 +47,18 @@ void ReadAhead::abandon(Begun begun) noexcept {
   if (!ended) static_cast<void>(new (std::nothrow) Begun(std::move(begun)));
 }
 
-void ReadAhead::begin(std::span<const std::int64_t> rows) {
+void ReadAhead::begin(std::span<const std::int64_t> rows) { begin(std::vector(sources_.size(), rows)); }
+
+void ReadAhead::begin(std::span<const std::span<const std::int64_t>> rows_of_fields) {
   check_process();
+  if (rows_of_fields.size() != sources_.size()) throw std::invalid_argument("rows of other fields");
   Begun begun;
   begun.tickets.reserve(sources_.size());
   begun.fields.reserve(sources_.size());
   try {
-    for (const auto& source : sources_) {
+    for (std::size_t field = 0; field < sources_.size(); ++field) {
+      const auto& source = sources_[field];
+      const std::span<const std::int64_t> rows = rows_of_fields[field];
       begun.fields.push_back(pool_->take(rows.size() * source->row_nbytes()));
       begun.tickets.push_back(reader_.submit(source, rows, begun.fields.back()->bytes()));
     }

@@ -17,7 +17,7 @@ from solar.buffer.located import located
 from solar.buffer.planned_run import PassPlan
 from solar.buffer.thread import apart
 from solar.io.channels.progress import awaited
-from solar.io.reading.run import Run, Running
+from solar.io.reading.run import Run
 from solar.planning.budget import AheadSpec as AheadSpec
 from solar.planning.budget import Needs, divide_memory
 from solar.planning.pass_uses import PassUses, alone
@@ -133,7 +133,7 @@ class RunFields:
         self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
         self.by_row = any(one.field is not None and one.field.by_row for one in self._fields)
         # On average where they differ.
-        self._row_nbytes = sum(one.rows.sample_nbytes for one in source.first.opened())
+        self.row_nbytes = sum(one.rows.sample_nbytes for one in source.first.opened())
 
     def start(self, segment: PassUses, lease: BufferLease, number: int, epoch: int) -> tuple[PendingBatch, Array]:
         """Returns a batch of the run, and the numbers of its samples."""
@@ -154,7 +154,7 @@ class RunFields:
         constants = constants_of_batch(self._source.datasets, which, names)
         if uses.which is not None:
             names = self._source.names(uses.which[here], names)
-        nbytes = len(names) * self._row_nbytes
+        nbytes = len(names) * self.row_nbytes
         run, at = lease.run, lease.base + number
         made = BufferedBatch(self._source.first, fields, nbytes, run, at, len(names), make, constants)
         made.alone = self._alone
@@ -318,6 +318,11 @@ class BufferedPass:
 
     # --- batches on their way ----
 
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of a sample, of all fields."""
+        return self._fields.row_nbytes
+
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """Starts the batch of these indices. Returns it and the numbers of its samples."""
         if self._segment is None or self._lease is None:
@@ -335,13 +340,13 @@ class BufferedPass:
         """The run that makes the batches; None: not yet, or they are read without one."""
         return None if self._lease is None or self._segment is None else self._lease.run
 
-    def from_run(self) -> tuple[Running, int, Array] | None:
+    def from_run(self) -> tuple[Run, int, Array] | None:
         """Returns the run, its number of the next batch, and the samples of each batch from there on.
 
-        Returns None if a batch needs more than the run: other nodes, weights, scales of its own rows.
+        Returns None if a batch needs more than the run: weights, scales of its own rows.
         """
         lease, segment = self._lease, self._segment
-        if lease is None or segment is None or not isinstance(lease.run, Running) or self._fields.by_row:
+        if lease is None or segment is None or self._fields.by_row:
             return None
         if self._drawn.cut is None or segment.weights is not None:
             return None

@@ -19,6 +19,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from solar.errors import PlanError, ReadError, SolarError
 from solar.io.channels.alive import BURIAL, gone
 from solar.io.channels.bulk import NAME, BulkChannel, Bytes, Errand, Gone
 from solar.io.channels.bulk import mail as mail
-from solar.io.reading.engine import LAST_WAIT
+from solar.io.reading.engine import COUNT_NAMES, LAST_WAIT
 from solar.io.reading.run import Running
 from solar.io.system import lifecycle
 from solar.io.system.waiting import GLANCE, WaitTimeout, until, until_others
@@ -260,9 +261,7 @@ class ExchangePeers:
         """Returns the ranks that are to be asked whether they have closed, because this batch waits for their rows."""
         with self._underway.changed:
             batch = self._underway.batches.get(number)
-            if batch is None or not batch.missing or time.monotonic() - batch.read < GLANCE:
-                return set()
-            return self.ending.asks({*batch.missing} - {*self._ended()})
+            return set() if batch is None else self.ending.asks({*batch.missing} - {*self._ended()})
 
     def open_peers(self, *, by_branches: bool) -> str:
         """Describes the ranks that have not closed. `by_branches`: only the ranks below are heard, each for its own."""
@@ -731,6 +730,8 @@ class Exchange:
     stretches, and take all batches or close it.
     """
 
+    count_names = (*COUNT_NAMES, "exchanged_bytes", "exchange_wait_ns", "travel_wait_ns")
+
     def __init__(
         self,
         running: Running,
@@ -746,6 +747,7 @@ class Exchange:
         self._letters = len(letters)
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
+        self._asked: dict[int, float] = {}  # when somebody first waited for a batch, by its number
         self._underway = PendingExchange(window)
         self._traffic: TransferThreads | None = TransferThreads(
             running, mail, self._underway, letters, ended
@@ -781,49 +783,56 @@ class Exchange:
         """Returns the fields of this batch, and counts. A TimeoutError after `seconds` says what is missing.
 
         One may wait again until `let_go`, so Ctrl-C loses no batch. Besides the counts of a Running there are
-        exchanged_bytes, which came from other ranks; exchange_wait_ns, the time that this call waited for them alone;
-        and travel_wait_ns, the part of it while the rows were travelling.
+        exchanged_bytes, which came from other ranks; exchange_wait_ns, the time that was waited for them alone; and
+        travel_wait_ns, the part of it while the rows were travelling.
         """
-        begin = time.monotonic()
-
-        def whole(nap: float) -> Batch | None:
-            if self._traffic is None:
-                raise RuntimeError("this run was closed")
-            self._traffic.peers.look()
-            if not self._underway.sending():
-                self._running.ask(number)
-            found = self._underway.whole(number, nap)
-            if found is None:
-                self._traffic.ask(number)
-            return found
+        at_hand = partial(self.at_hand, number, samples)
 
         def missing() -> str:
             return "" if self._traffic is None else self._traffic.peers.waiting_for(number)
 
         if seconds is None:
-            batch: Batch | None = until_others(whole, f"batch {number} of this run", missing)
+            found = until_others(at_hand, f"batch {number} of this run", missing)
         else:
-            batch = until(whole, seconds)
-        if batch is None:
+            found = until(at_hand, seconds)
+        if found is None:
             raise WaitTimeout.values(seconds, missing())
+        values, counts = found
+        return values, dict(zip(self.count_names, counts, strict=True))
+
+    def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
+        """Does what `wait` does, within this short time. Counts are in the order of `count_names`."""
+        if self._traffic is None:
+            raise RuntimeError("this run was closed")
+        begin = self._asked.setdefault(number, time.monotonic())
+        self._traffic.peers.look()
+        if not self._underway.sending():
+            self._running.ask(number)
+        batch = self._underway.whole(number, nap)
+        if batch is None:
+            if time.monotonic() - begin >= GLANCE:
+                self._traffic.ask(number)
+            return None
         if batch.error is not None:
             try:
                 raise batch.error
             finally:
                 del batch  # or its error and this frame, which is in its traceback, would keep each other alive
-        stood = max(0.0, batch.here - max(begin, batch.read))
-        on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
-        waits = {"exchange_wait_ns": int(stood * 1e9), "travel_wait_ns": int(on_way * 1e9)}
-        self._underway.count(**waits)
-        return [one[:samples] for one in batch.values], {**batch.counts, "exchanged_bytes": batch.exchanged, **waits}
+        stood = int(1e9 * max(0.0, batch.here - max(begin, batch.read)))
+        on_way = int(1e9 * max(0.0, batch.here - max(begin, batch.read, batch.said)))
+        self._underway.count(exchange_wait_ns=stood, travel_wait_ns=on_way)
+        counts = (batch.counts.get(name, 0) for name in COUNT_NAMES)
+        return [one[:samples] for one in batch.values], (*counts, batch.exchanged, stood, on_way)
 
     def let_go(self, number: int) -> None:
         """Releases a batch that was handed out."""
+        self._asked.pop(number, None)
         if self._traffic is not None:
             self._underway.let_go(number)
 
     def forget(self, number: int) -> None:
         """Drops a batch that will not be taken. Other ranks still get their rows of it."""
+        self._asked.pop(number, None)
         if self._traffic is not None:
             self._underway.forget(number)
 

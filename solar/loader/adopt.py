@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -133,8 +133,8 @@ class CallCounts:
     answered: int = 0
     asked: int = 0
     seconds: float = 0.0
-    checked: tuple[int, float] = (0, 0.0)  # answered, seconds when it was last seen whether it is worth it
-    bad: int = 0  # times in a row that it was not
+    checked: tuple[int, float, int] = 0, 0.0, 0  # answered, seconds when it was last seen whether it is worth it; and
+    # how many times in a row it was not
     epochs: int = 0  # begun
     useless: int = 0  # blocks that were read in vain, less those that were not
     had_room: bool = True  # what the batch needs that is made; else nothing is missed
@@ -142,6 +142,14 @@ class CallCounts:
     held: tuple[int, int] = (0, 0)  # answered, missed when it was last seen whether the rules hold
     learned_again: int = 0
     said: bool = False  # what is read ahead
+
+
+class AskedFor(NamedTuple):
+    """What the user asked for: the memory for blocks, arguments that are heeded where solar reads, and a plan."""
+
+    buffer: int | None
+    names: Sequence[str]
+    may_be_planned: bool
 
 
 class AdoptedReads:
@@ -160,11 +168,9 @@ class AdoptedReads:
         self.process = os.getpid()
         self.counts = CallCounts()
         self.left_alone = ""  # why nothing is read ahead
-        self.may_be_planned = may_be_planned
         self._until_planned = False  # it is left alone only until a plan reads
         self.watching = True  # what is read is noted
-        self._buffer = buffer
-        self._asked_for = asked_for
+        self.given = AskedFor(buffer, asked_for, may_be_planned)
         self.sources: dict[int, RowSource] = {}  # of the rows that are in memory, by the number of their dataset
         self._sample: list[RowsRead] | None = None  # where what is read is noted
         self.lock = threading.RLock()
@@ -325,8 +331,8 @@ class AdoptedReads:
 
     def warn_of_no_effect(self) -> None:
         """Warns once about arguments that the user gave for reading ahead and that have no effect."""
-        if self.left_alone and not self._until_planned and self._asked_for:
-            given, self._asked_for = self._asked_for, ()
+        if self.left_alone and not self._until_planned and self.given.names:
+            given, self.given = self.given.names, self.given._replace(names=())
             have = "have" if len(given) > 1 else "has"
             text = f"{' and '.join(given)} {have} no effect over {self.name}: {self.left_alone}"
             warnings.warn(text, stacklevel=2)
@@ -415,7 +421,7 @@ class AdoptedReads:
                 continue
             source = self.sources.get(number)
             if not isinstance(source, BlockSource):
-                source = self.sources[number] = BlockSource(self.known.layouts[number], rows, self._buffer)
+                source = self.sources[number] = BlockSource(self.known.layouts[number], rows, self.given.buffer)
             needed.setdefault(source, []).append(source.blocks_of(starts, rows))
         blocks = {
             source: (np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]).tolist()
@@ -446,17 +452,17 @@ class AdoptedReads:
             return
         if answered + missed > CHECKED_EVERY:
             counts.held = counts.answered, counts.missed
-        answered, seconds = counts.checked
+        answered, seconds, bad = counts.checked
         if counts.answered - answered < CHECKED_EVERY:
             return
         worth = (counts.answered - answered) * self.call_seconds
         stays = counts.epochs == 1 and any(isinstance(one, BlockSource) and one.keep for one in self.sources.values())
         most = (KEPT_SHARE if stays else SHARE_OF_TIME) * worth
-        counts.bad = counts.bad + 1 if counts.seconds - seconds > most else 0
-        counts.checked = counts.answered, counts.seconds
-        if counts.bad >= BAD_CHECKS:
+        bad = bad + 1 if counts.seconds - seconds > most else 0
+        counts.checked = counts.answered, counts.seconds, bad
+        if bad >= BAD_CHECKS:
             # A plan may still be faster: it reads in the order of the file, and keeps what is used again.
-            self._until_planned = self.may_be_planned
+            self._until_planned = self.given.may_be_planned
             self.leave(AS_FAST.format(1e6 * self.call_seconds))
 
     def _learn_again(self) -> None:

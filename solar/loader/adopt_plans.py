@@ -389,12 +389,13 @@ class AdoptedPlans:
             self._buffered.close()
         if why == NOT_LEARNED:
             return
-        self._over, self._adopted.may_be_planned = True, False
-        self._adopted.warn_of_no_effect()
+        self._over, adopted = True, self._adopted
+        adopted.given = adopted.given._replace(may_be_planned=False)
+        adopted.warn_of_no_effect()
         given, self._given = self._given, ()
         if why == ALL_FIT:
             return
-        name = self._adopted.name
+        name = adopted.name
         log.info("what %s.__getitem__ reads is not planned: %s", name, why)
         if given:
             have = "have" if len(given) > 1 else "has"

@@ -14,7 +14,7 @@ import numpy as np
 from solar import _native
 from solar.io.reading.engine import COUNT_NAMES, LAST_WAIT, Engine, Ticket
 from solar.io.reading.reader import Pending, Rows
-from solar.io.reading.run import Running
+from solar.io.reading.run import Run, Running
 from solar.samples.pending import PendingBatch, PendingField, leaves
 from solar.samples.source import SampleSource
 
@@ -74,8 +74,9 @@ def reads_each_field(source: SampleSource) -> bool:
     first, rows = source.first, [one.rows for one in source.first.opened()]
     if first.constants is not None or len(leaves(first.layouts)) > len(rows):
         return False  # which are put beside what is read; columns of a table share its rows
-    # Places are of an epoch; and fields that are read together are cut apart.
-    return not first.draws and not any(one.extents is not None for one in rows)
+    # Places are of an epoch; and ragged samples, and some of the rows that are read, are picked out of those.
+    maps = (own for own in leaves(first.extents) if own is not None)
+    return not first.draws and all(own.lengths is None and own.picks is None for own in maps)
 
 
 def _nested(parts: Any) -> bool:
@@ -88,18 +89,20 @@ def direct_source(
     source: SampleSource,
     samples: int,
     ahead: tuple[int, int],
+    *,
+    lent: bool,
 ) -> DirectSource | None:
     """Returns what hands out batches of `samples` samples directly; None where they need more work.
 
-    `ahead` is how many batches, and how many bytes, may be read ahead.
+    `ahead` is how many batches, and how many bytes, may be read ahead. `lent`: native code works on the batches first.
     """
-    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass)
+    return _of_reader(indices, source, samples, *ahead) if buffered_pass is None else _of_run(buffered_pass, lent=lent)
 
 
-def _of_run(buffered_pass: BufferedPass) -> RunBatches | None:
-    """Returns the batches that a run makes; None if they are few or differ in size."""
+def _of_run(buffered_pass: BufferedPass, *, lent: bool) -> RunBatches | None:
+    """Returns the batches that a run makes; None if they are few or differ in size, or the run is not native."""
     found = buffered_pass.from_run()
-    if found is None:
+    if found is None or (lent and not isinstance(found[0], Running)):
         return None
     run, first, sizes = found
     number = (
@@ -127,13 +130,12 @@ def _of_reader(
 class RunBatches:
     """Batches that a run makes from the buffer."""
 
-    names: tuple[str, ...] = (*COUNT_NAMES, "made_by_run")
     ended = drained = False
     left = 0
 
-    def __init__(self, buffered_pass: BufferedPass, run: Running, first: int, samples: int, number: int) -> None:
-        self.rows = run.rows
-        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), buffered_pass.ahead
+    def __init__(self, buffered_pass: BufferedPass, run: Run, first: int, samples: int, number: int) -> None:
+        self.names: tuple[str, ...] = (*run.count_names, "made_by_run")
+        self.samples, self.nbytes, self.ahead = samples, samples * buffered_pass.row_nbytes, buffered_pass.ahead
         self._run, self._first, self.begun, self._end = run, first, 0, number
         self._handed = 0  # by what has the native run
         self._buffered_pass = buffered_pass
@@ -162,13 +164,23 @@ class RunBatches:
         self._buffered_pass.taken(self.begun)
         return []  # the queue asks the run for them
 
+    @property
+    def rows(self) -> list[Rows]:
+        """What the fields are made of, for native code that works on the batches."""
+        return self._lender.rows
+
+    @property
+    def _lender(self) -> Running:
+        assert isinstance(self._run, Running), "no other run lends what is native"
+        return self._run
+
     def native(self, seconds: float, reclaim: Callable[[], Any]) -> _native.Run | None:
         """Lends the native object that makes the batches; None if it is not ready within this time.
 
         `reclaim` is called when somebody else wants its batches: they are given back.
         """
         self._handed = 0
-        return self._run.lend(self._first + self.begun, seconds, reclaim)
+        return self._lender.lend(self._first + self.begun, seconds, reclaim)
 
     def next_samples(self, place: int) -> int:
         """Returns the size of a batch, by its place behind the one handed out last; 0: there is none yet."""
@@ -178,11 +190,11 @@ class RunBatches:
         """Counts that the next batch was handed out by native code."""
         self.begun += 1
         self._handed += 1
-        self._run.passed()
+        self._lender.passed()
 
     def take_back(self, left: list[Any], error: Exception | None) -> None:
         """Takes the native object back, with batches that were not handed out and the `error` after them."""
-        self._run.take_back(self._handed, left, error)
+        self._lender.take_back(self._handed, left, error)
 
 
 class BegunBatches:
@@ -191,6 +203,7 @@ class BegunBatches:
     def __init__(self, indices: Iterator[Any], source: SampleSource, rows: list[Rows], ahead: int) -> None:
         self.indices, self.ahead, self.source = indices, ahead, source
         self.native = _native.ReadAhead(Engine.get(), [one.source for one in rows if one.source is not None])
+        self._windows = [one.extents for one in rows] if any(one.extents is not None for one in rows) else None
         self.reading = deque[tuple[Any, Any]]()
         self.number = 0  # of batches begun in the epoch
         self.drained = self.exhausted = False  # no more are begun; and there are no more
@@ -211,7 +224,11 @@ class BegunBatches:
                 if not isinstance(samples, np.ndarray) or not len(samples):
                     raise NotDirect
                 rows = samples if self.source.plain else self.source.locate(samples)[1]
-                self.native.begin(np.ascontiguousarray(rows, np.int64))
+                own = np.ascontiguousarray(rows, np.int64)
+                if self._windows is None:
+                    self.native.begin(own)
+                else:
+                    self.native.begin_each([own if one is None else one.joined(own) for one in self._windows])
             except Exception:  # whatever it is: in the queue it is known to be of this batch
                 self.drained, self.indices = True, chain([samples], self.indices)
                 break

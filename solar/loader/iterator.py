@@ -276,7 +276,8 @@ class EpochIterator(Draws):
         if assemble is None and in_python is None:
             return None
         queue, size = self._queue, self._sampler_state.batch_size or 0
-        found = direct_source(starter.buffered_pass, queue.indices, source, size, (queue.ahead, queue.ahead_nbytes))
+        lent, ahead = landing is not None or converts is not None, (queue.ahead, queue.ahead_nbytes)
+        found = direct_source(starter.buffered_pass, queue.indices, source, size, ahead, lent=lent)
         if found is None:
             return None
         feed: BatchFeed | None = found if landing is None else landing.landed_batches(found)

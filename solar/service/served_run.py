@@ -9,6 +9,8 @@ import logging
 import threading
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +20,9 @@ from solar import _native
 from solar.buffer.thread import Background, in_background
 from solar.errors import ReadError, SolarError
 from solar.io.channels.frames import Refused, close_all
+from solar.io.reading.engine import COUNT_NAMES
 from solar.io.reading.reader import Pending, Rows
-from solar.io.system.waiting import WaitTimeout
+from solar.io.system.waiting import WaitTimeout, until
 from solar.planning.pass_uses import SampleUses
 from solar.planning.served import MORE_BLOCKS
 from solar.service.connection import ServiceConnection
@@ -31,6 +34,7 @@ COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
 NAP, MORE_NAPS = 0.1, 20  # seconds; and how many more of them later batches may take that do not come, all together
 FAR_OFF = 1 << 62  # a batch that there is not
+NOTHING_READ = (0,) * len(COUNT_NAMES)  # by this process
 
 
 class ServedUses(NamedTuple):
@@ -216,9 +220,18 @@ class Membership:
                 connection.close()
 
 
+@dataclass
+class BegunAlone:
+    """A batch that this process reads: the reads of each field, or the error of one."""
+
+    fields: list[tuple[Rows, list[Pending]]]
+    error: Exception | None = None
+
+
 class ServedRun:
     """The batches of passes in order, each copied from what a service reads, or read by this process."""
 
+    count_names = COUNT_NAMES
     parts = tuple[Any, ...]()
     nbytes = 0
     staged = COPIED
@@ -320,7 +333,7 @@ class ServedRun:
         one = _epoch_of(self._epochs, number)
         return batch_of_uses(one.uses, number - one.base)
 
-    def _begin(self, number: int) -> list[tuple[Rows, list[Pending]]]:
+    def _begin(self, number: int) -> BegunAlone:
         """Begins to read the batch in this process."""
         held, found = self._held, []
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
@@ -333,29 +346,42 @@ class ServedRun:
                 pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
             found.append((held.firsts[field], pending))
         self._counts["alone"] += 1
-        return found
+        return BegunAlone(found)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """Returns the fields of this batch. Raises TimeoutError after `seconds`."""
+        found = until(partial(self.at_hand, number, samples), seconds)
+        if found is None:
+            raise WaitTimeout.values(seconds, "the service")
+        values, counts = found
+        return values, dict(zip(self.count_names, counts, strict=True))
+
+    def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
+        """Does what `wait` does, within this short time. Counts are in the order of `count_names`."""
         with self._changed:
-            there = self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, seconds)
-            if not there:
-                raise WaitTimeout.values(seconds, "the service")
+            if not self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, nap):
+                return None
             if self._failed is not None and number not in self._here:
                 raise self._failed
             if number not in self._here:
                 raise RuntimeError("this run was closed")
             found = self._here[number]
-        counts = Counter[str]()
-        if found and isinstance(found[0], tuple):
-            values = []
-            for _, pending in found:
-                values.append([one.wait(seconds) for one in pending][-1])
+        if not isinstance(found, BegunAlone):
+            return self._put_together(number, found), NOTHING_READ
+        if found.error is not None:
+            raise found.error
+        values, counts = [], Counter[str]()
+        try:
+            for _, pending in found.fields:
+                values.append([one.wait(nap) for one in pending][-1])
                 for one in pending:
                     counts.update(one.counts)
-        else:
-            values = found
-        return self._put_together(number, values), counts
+        except TimeoutError:
+            return None
+        except Exception as error:
+            found.error = error.with_traceback(None)  # the reads tell it once, and one may wait again
+            raise
+        return self._put_together(number, values), tuple(counts[name] for name in self.count_names)
 
     def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns the fields of this batch, made from what is held of it."""
@@ -388,7 +414,7 @@ class ServedRun:
     def handed(self) -> Counter[str]:
         """Returns the counts of batches that were handed out. Others have only been fetched."""
         with self._changed:
-            ahead = ["alone" if one and isinstance(one[0], tuple) else "served" for one in self._here.values()]
+            ahead = ["alone" if isinstance(one, BegunAlone) else "served" for one in self._here.values()]
             return Counter(self._counts) - Counter(ahead)
 
     def fail(self, why: Exception) -> None:

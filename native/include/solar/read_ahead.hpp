@@ -31,8 +31,9 @@ class ReadAhead final : public Batches {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // Starts to read the next batch: the same rows of each field. Throws what Reader::submit throws; nothing is begun then.
-  void begin(std::span<const std::int64_t> rows);
+  // Starts to read the next batch: these rows of each field. Throws what Reader::submit throws; nothing is begun then.
+  void begin(std::span<const std::span<const std::int64_t>> rows_of_fields);
+  void begin(std::span<const std::int64_t> rows);  // the same rows of all fields
   bool take(std::chrono::nanoseconds limit, Batch& batch) override;
   // Returns the batches that were not taken, for others to wait for. Waits for take() to return: no longer than its limit.
   std::deque<Begun> leave();
