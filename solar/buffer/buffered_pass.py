@@ -321,7 +321,8 @@ class BufferedPass:
     @property
     def row_nbytes(self) -> int:
         """The bytes of a sample, of all fields."""
-        return self._fields.row_nbytes
+        nbytes: int = self._fields.row_nbytes
+        return nbytes
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """Starts the batch of these indices. Returns it and the numbers of its samples."""

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, left = parser.parse_known_args(given)
     if left:
         names = "" if left[0].startswith("-") else " (DATASETs stand right behind the FILE)"
+        if all(map(os.path.isfile, left)):
+            names = " (one FILE is asked for: quote a pattern of several, as in 'era5/*.nc')"
         commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(left)}{names}")
     try:
         code: int = chosen.run(chosen)

@@ -12,6 +12,7 @@ from solar.io.reading.decoded_stage import decoded_nbytes
 from solar.io.system.quantities import count, size
 from solar.values import Form, Layout
 
+LEAST_SAMPLE = 256  # bytes that are worth a chunk of their own
 SMALL_DATASET = 1 << 20  # bytes; a dataset below this is not worth advice
 QUICK_CHUNK = 64 << 10  # bytes of a chunk of ours, that holds several small samples on purpose
 KNOWN_STORAGES = ("compact", "contiguous", "chunked", "mixed")  # ways of storing whose costs are known
@@ -99,6 +100,8 @@ def advice(layout: Layout) -> str:
         )
     one = cost(layout)
     if one is None or layout.reader != "direct" or layout.nbytes < SMALL_DATASET or layout.samples < 2:
+        return ""
+    if layout.sample_nbytes < LEAST_SAMPLE:  # such as the values of a sparse matrix: a chunk for each would fill a disk
         return ""
     if one.waste >= 2 and not (is_compressed(layout) and one.decoded_nbytes <= QUICK_CHUNK):
         epoch = size(one.decoded_nbytes * layout.samples)

@@ -453,8 +453,8 @@ class AdoptedReads:
         if answered + missed > CHECKED_EVERY:
             counts.held = counts.answered, counts.missed
         answered, seconds, bad = counts.checked
-        if counts.answered - answered < CHECKED_EVERY:
-            return
+        if counts.answered - answered < CHECKED_EVERY or len(self.reads.seconds) < 2:
+            return  # or h5py has read too little to compare with
         worth = (counts.answered - answered) * self.call_seconds
         stays = counts.epochs == 1 and any(isinstance(one, BlockSource) and one.keep for one in self.sources.values())
         most = (KEPT_SHARE if stays else SHARE_OF_TIME) * worth

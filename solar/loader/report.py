@@ -351,8 +351,9 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "runs."
     ),
     "transform": lambda _: (
-        "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
-        "(num_workers), or in more of them."
+        "run a transform in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
+        "(num_workers), or in more of them. What a Field casts and normalises runs in native threads: more cores would "
+        "help, or a GPU (device=)."
     ),
     "exchange": lambda _: (
         "the slowest rank sets the pace, by its own steps or by what it reads, or the network between nodes does: "
