@@ -453,3 +453,12 @@ def test_commands_read_through_links(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert file.get("data", getlink=True).path == "/entry/data"
     assert main(["compress", master, str(tmp_path / "b.h5"), "--field", "data:rel=1e-3", "--quiet"]) != 0
     assert f"/data is a link to {tmp_path}/scan.h5: /entry/data" in capsys.readouterr().err
+
+
+def test_a_link_within_the_file_names_the_dataset_that_it_leads_to(tmp_path: Path) -> None:
+    master, new = str(write(tmp_path / "master.h5", soft=Soft("/entry/data"))), str(tmp_path / "new.h5")
+    assert main(["compress", master, new, "--field", "soft:lossless", "--quiet"]) == 0
+    with h5py.File(master) as old, h5py.File(new) as file:
+        assert file.get("soft", getlink=True).path == "/entry/data"
+        assert file["entry/data"].id.get_create_plist().get_nfilters() == 1
+        np.testing.assert_array_equal(file["soft"][()], old["soft"][()])

@@ -173,19 +173,23 @@ def _check_known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
-    if led := _behind_link(file, path):
+    other, target = _behind_link(file, path)
+    if not other and target in found:
+        return target  # the link stays one
+    if target:
+        led = f"{other or file}: {target}"
         raise LayoutError(f"{file}: {path} is a link to {led}, and stays one: compress what it leads to")
     meant = hint(path, {name: one.shape or () for name, one in found.items()}, file)
     raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
 
 
-def _behind_link(file: str, name: str) -> str:
-    """Returns the file and the dataset that a link leads to; empty if this name is no link."""
+def _behind_link(file: str, name: str) -> tuple[str, str]:
+    """Returns the other file, if it is another, and the dataset that a link leads to; empty if this name is no link."""
     try:
         (dataset,) = _native.read_metadata(file, name)["datasets"]
     except SolarError:
-        return ""
-    return f"{dataset['path'] or file}: {dataset['target']}" if dataset["target"] else ""
+        return "", ""
+    return dataset["path"] or "", dataset["target"] or ""
 
 
 def why_not_compressed(dataset: Any) -> str:

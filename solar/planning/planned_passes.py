@@ -392,7 +392,7 @@ def in_words(window: PlannedPasses) -> str:
     said = [_policy_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
     # Of fields that are used differently. What is kept as it is read needs no word beside another that is not.
     more = {one.partition(held)[0] for one in said for held in (", kept ", ", packed ") if held in one}
-    policies = "; ".join(one for one in dict.fromkeys(said) if one not in more)
+    policies = "; of other fields, ".join(one for one in dict.fromkeys(said) if one not in more)
     typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
     samples = len(window.segment(window.segments.start).planned.rows)
