@@ -7,12 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import exchange_kit as kit
 import numpy as np
 
+from solar.distributed import ending
 from solar.distributed import exchange as module
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.system.waiting import polling, until
@@ -29,8 +31,21 @@ def settled() -> int:
     return threading.active_count()
 
 
+def counted(kinds: Counter[int]) -> None:
+    """Counts the messages of each kind that this rank sends."""
+    letter = module.TransferThreads._letter
+
+    def count(self: Any, batch: Any, peer: int, head: Any, *more: Any) -> None:
+        kinds[head.kind] += 1
+        letter(self, batch, peer, head, *more)
+
+    module.TransferThreads._letter = count  # type: ignore[method-assign]
+
+
 def random(by: str, path: str, seed: int, letters: int = 1) -> dict[str, Any]:
     """Several stretches, one after another, each batch compared with the file."""
+    kinds: Counter[int] = Counter()
+    counted(kinds)
     this = kit.rank_of(path, by, 1 + seed % 4, letters)
     base = sent = received = held = 0
     for number in range(3):
@@ -49,7 +64,16 @@ def random(by: str, path: str, seed: int, letters: int = 1) -> dict[str, Any]:
     assert counts["received_bytes"] * letters == received * kit.ROW_NBYTES
     assert (counts["inbox_bytes"], counts["inbox_peak_bytes"] <= held) == (0, True)
     this.exchange.close()
-    return {"sent": sent, "received": received, "threads": settled()}
+    ends, rows = kinds[ending.END], kinds[ending.ROWS]
+    return {
+        "sent": sent,
+        "received": received,
+        "threads": settled(),
+        "ends": ends,
+        "asks": kinds[ending.ASK],
+        "rows": rows,
+        "tree": kinds[ending.UP] + kinds[ending.DOWN],
+    }
 
 
 def bad(by: str, path: str, sample: int, letters: int = 1) -> dict[str, Any]:
@@ -281,6 +305,24 @@ def early(by: str, path: str) -> dict[str, Any]:
         assert settled() == 1
         assert not module._left, "its memory stays after its end"
     return {"said": " ".join(lines)}
+
+
+def last(by: str, path: str) -> dict[str, Any]:
+    """Rank 0 closes when the programs of the others have ended, which then wait in MPI."""
+    this = kit.rank_of(path, by)
+    plan = kit.plans(1, this.ranks, STEPS)[this.rank]
+    kit.append(this.exchange, plan)
+    for step in range(STEPS):
+        kit.check(this, plan, 0, step)
+    lines: list[str] = []
+    module.log.setLevel("INFO")
+    module.log.addFilter(lambda record: lines.append(record.getMessage()) is not None)
+    if this.rank == 0:
+        time.sleep(3)
+    else:
+        module.LAST_WORDS = 0.5
+    this.exchange.close()
+    return {"said": " ".join(lines), "left": len(module._left)}
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str,
         assert [one["threads"] for one in said] == [1] * ranks
         sent, received = sum(one["sent"] for one in said), sum(one["received"] for one in said)
         assert sent == received > 0
+        ends = [one["ends"] for one in said]
+        if by == "torch":
+            assert ends == [ranks - 1] * ranks  # gloo cannot cancel a receive
+        else:  # none but to those who have asked, because a rank was slow
+            assert sum(ends) <= sum(one["asks"] for one in said)
+            assert 2 * (ranks - 1) <= sum(one["tree"] for one in said) <= 2 * ranks + sum(one["rows"] for one in said)
 
 
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
@@ -187,6 +193,14 @@ def test_who_closes_long_before_the_others_waits_a_little_and_still_takes_what_t
     first, second = played(by, ranks, "early")
     assert "rank 1 of 2 has not closed" in first["said"]
     assert second == {"said": ""}
+
+
+@pytest.mark.slow
+def test_rank_0_may_close_when_the_programs_of_the_others_have_ended(played: Played) -> None:
+    """As one that writes a model at the end of a training. What the others had to say was said."""
+    first, *others = played("mpi", 3, "last")
+    assert first == {"said": "", "left": 0}
+    assert all(one["left"] == 1 and " closed" in one["said"] for one in others)
 
 
 def test_an_mpi_for_one_thread_is_refused(tmp_path: Path) -> None:

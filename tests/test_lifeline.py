@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -49,6 +50,36 @@ def test_what_one_notes_all_learn_by_a_tree_in_which_nobody_has_many_below_it(mo
     assert lines[7].gone() == []  # it lives
     lines[1].note([9, 5, 7, 99, -1])  # what is no rank is not passed on, nor what is known
     until(lambda: all(line.gone() == [7, 9, 5] for line in lines if line.rank not in (5, 7, 9)))
+
+
+def test_of_ranks_that_end_together_a_rank_tells_in_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each end were told by itself, a job of N ranks would send N² messages when it ends."""
+    monkeypatch.setattr(lifeline, "GATHERING", 1.0)
+    sent: list[int] = []
+    sendall = socket.socket.sendall
+
+    def counted(self: socket.socket, letter: bytes) -> None:
+        if threading.current_thread().name == "solar-lifeline":
+            sent.append(len(letter))
+        sendall(self, letter)
+
+    line, ranks = Lifeline(0, 40, "here"), 30
+    ends = [socket.create_connection(("127.0.0.1", line.address()["port"]), SOON) for _ in range(ranks)]
+    for rank, one in enumerate(ends, 1):
+        one.sendall(lifeline.GREETING.pack(lifeline.proof(b"below", line._token), rank))
+        assert len(one.recv(lifeline.GREETING.size)) == lifeline.GREETING.size
+    until(lambda: sum(link.rank >= 0 for link in line._links.values()) == ranks)
+    monkeypatch.setattr(socket.socket, "sendall", counted)
+    for one in ends[1:]:
+        one.close()
+    heard = b""
+    while len(heard) < 4 * (ranks - 1):
+        heard += ends[0].recv(4096)
+    assert sorted(rank for (rank,) in lifeline.NEWS.iter_unpack(heard)) == [*range(2, ranks + 1)]
+    to_those_that_live = 4 * (ranks - 1)
+    assert sum(sent) >= to_those_that_live
+    assert len(sent) <= 2 * ranks, sent  # each closed one may be told of the first; 435 and more one by one
+    ends[0].close()
 
 
 CHILD = """

@@ -108,6 +108,8 @@ def test_what_the_page_cache_has_no_room_for_is_read_past_it_unless_told(
     [
         ({"SLURM_MEM_PER_NODE": "40"}, 40 << 20),
         ({"SLURM_MEM_PER_CPU": "10", "SLURM_CPUS_ON_NODE": "3"}, 30 << 20),
+        ({"SLURM_MEM_PER_GPU": "20", "SLURM_GPUS_ON_NODE": "4"}, 80 << 20),
+        ({"SLURM_MEM_PER_GPU": "20"}, machine.PLENTY),  # of how many is not said
         ({"SLURM_MEM_PER_NODE": "0"}, machine.PLENTY),  # all there is
         ({"SLURM_MEM_PER_NODE": "much", "SLURM_MEM_PER_CPU": "10"}, machine.PLENTY),
         ({}, machine.PLENTY),

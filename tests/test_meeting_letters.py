@@ -1,14 +1,16 @@
-"""What rank 0 sends and receives at the meetings of ten thousand ranks: counted, with all of them in this process."""
+"""The letters of ten thousand ranks, at meetings and at the end of an exchange: counted, all in this process."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from solar.distributed.ending import ASK, DIRECTLY_BELOW, DOWN, END, ROWS, UP, Ending, Head
 from solar.errors import PlanError
 from solar.io.channels import alive, meeting
 from solar.io.channels.meeting import Meeting, letter_of, pack_nodes, unpack_nodes
@@ -84,3 +86,113 @@ def test_nodes_of_ranks_are_told_in_few_letters_and_read_back() -> None:
         assert list(unpack_nodes(pack_nodes(nodes), len(nodes))) == nodes
     with pytest.raises(PlanError, match="the nodes of 4 ranks, and there are 5"):
         unpack_nodes(pack_nodes([0, 0, 1, 1]), 5)
+
+
+# The end of an exchange. Its letters are carried by hand, late and in any order but that of two ranks.
+
+
+class Ends:
+    """All ranks of an exchange, as far as its end goes, and the letters between them."""
+
+    def __init__(self, ranks: int, draw: random.Random) -> None:
+        self.ranks = [Ending(rank, ranks) for rank in range(ranks)]
+        self.sent: Counter[int] = Counter()  # by kind
+        self.named: set[tuple[int, int]] = set()  # who was told that who has closed
+        self._draw = draw
+        self._wires: dict[tuple[int, int], deque[Head]] = defaultdict(deque)
+        self._busy: list[tuple[int, int]] = []  # each as often as it has letters
+
+    def send(self, sender: int, letters: Iterable[tuple[int, Head]]) -> None:
+        for peer, plain in letters:
+            head = self.ranks[sender].sends(peer, plain) if plain.kind == ROWS else plain
+            self.sent[head.kind] += 1
+            self._wires[sender, peer].append(head)
+            self._busy.append((sender, peer))
+
+    def ask(self, rank: int, peers: set[int]) -> None:
+        self.send(rank, [(peer, Head(ASK)) for peer in self.ranks[rank].asks(peers)])
+
+    def close(self, rank: int) -> None:
+        self.send(rank, [(peer, Head(END, answers=1)) for peer in self.ranks[rank].close()])
+        self.send(rank, self.ranks[rank].sum_up())
+
+    def carry(self, letters: int | None = None) -> None:
+        """Carries so many letters, or all."""
+        while self._busy and letters != 0:
+            at = self._draw.randrange(len(self._busy))
+            self._busy[at], self._busy[-1] = self._busy[-1], self._busy[at]
+            sender, peer = self._busy.pop()
+            self._take(sender, peer, self._wires[sender, peer].popleft())
+            letters = None if letters is None else letters - 1
+
+    def _take(self, sender: int, peer: int, head: Head) -> None:
+        this = self.ranks[peer]
+        assert not this.over, "a letter comes after the end"
+        if head.kind == ASK and this.is_asked(sender):
+            self.send(peer, [(sender, Head(END, answers=1))])
+        elif head.kind == END:
+            self.named.add((peer, sender))
+        self.send(peer, this.takes(sender, head))
+        if head.kind == UP:
+            self.send(sender, self.ranks[sender].has_told())
+
+
+@pytest.mark.parametrize("rows", [0, 30_000])
+def test_ten_thousand_ranks_end_an_exchange_in_few_letters_of_each(rows: int) -> None:
+    draw = random.Random(7)
+    ends = Ends(RANKS, draw)
+    for _ in range(rows):
+        sender, peer = draw.sample(range(RANKS), 2)
+        ends.send(sender, [(peer, Head(ROWS))])
+    for rank in draw.sample(range(RANKS), RANKS):
+        ends.close(rank)
+    ends.carry()
+    assert all(one.over for one in ends.ranks)
+    assert ends.sent[END] == ends.sent[ASK] == 0  # 10⁸, when each told each
+    assert ends.sent[DOWN] == RANKS - 1
+    assert RANKS - 1 <= ends.sent[UP] <= RANKS - 1 + 5 * rows  # the tree is five ranks high
+    print(ends.sent)
+    assert max(len(one.below) for one in ends.ranks) == DIRECTLY_BELOW
+
+
+def test_who_closes_early_is_named_to_those_who_wait_and_to_no_others() -> None:
+    ends = Ends(RANKS, random.Random(3))
+    ends.close(77)
+    for rank in (3, 500, 9_999):
+        for _ in range(3):  # it asks once
+            ends.ask(rank, {77})
+    ends.ask(3, {5_000})  # which closes later, and has not answered
+    ends.carry()
+    assert ends.sent[ASK] == 4
+    assert ends.sent[END] == 3
+    for rank in range(RANKS):
+        if rank != 77:
+            ends.close(rank)
+    ends.carry()
+    assert ends.named == {(3, 77), (500, 77), (9_999, 77), (3, 5_000)}
+    assert all(one.over for one in ends.ranks)
+    assert ends.sent[END] == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_exchange_is_over_when_all_have_closed_and_nothing_is_on_its_way(seed: int) -> None:
+    """`Ends` refuses a letter that comes to a rank for which all is over."""
+    draw = random.Random(seed)
+    ranks = draw.choice([2, 3, 9, 10, 80])
+    ends = Ends(ranks, draw)
+    running = [*range(ranks)]
+    while running:
+        rank = draw.choice(running)
+        peers = {peer for peer in draw.sample(range(ranks), min(ranks, 3)) if peer != rank}
+        deed = draw.random()
+        if deed < 0.5:
+            ends.send(rank, [(peer, Head(ROWS)) for peer in peers])
+        elif deed < 0.8:
+            ends.ask(rank, peers)
+        else:
+            running.remove(rank)
+            ends.close(rank)
+        ends.carry(draw.randrange(4))
+        assert not running or not any(one.over for one in ends.ranks)
+    ends.carry()
+    assert all(one.over for one in ends.ranks)

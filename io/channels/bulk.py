@@ -43,12 +43,16 @@ class BulkChannel(Protocol):
 
     rank: int
     ranks: int
+    cancels: bool  # whether `cancel` can be called
 
     def send(self, peer: int, letter: Bytes) -> Any:
         """Begins to send. The bytes must stay unchanged until this message has been waited for."""
 
     def receive(self, peer: int, letter: Bytes) -> Any:
         """Begins to receive as many bytes as `letter` has room for."""
+
+    def cancel(self, receive: Any) -> None:
+        """Ends the wait for a message that nobody sends. The errand that waits for it goes on."""
 
     def run(self, errand: Errand) -> threading.Event:
         """Begins an errand, in a thread that lives as long as it. Returns the bell that wakes it."""
@@ -107,6 +111,8 @@ def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
 class MpiBulkChannel:
     """Messages over a communicator of their own, or over another channel's with another tag."""
 
+    cancels = True
+
     def __init__(self, mpi: Any, check: Callable[[], None], beside: tuple[MpiBulkChannel, int] | None = None) -> None:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise PlanError(
@@ -131,6 +137,10 @@ class MpiBulkChannel:
 
     def receive(self, peer: int, letter: Bytes) -> Any:
         return self._start("Irecv", letter, peer)
+
+    def cancel(self, receive: Any) -> None:
+        if not self._mpi.Is_finalized():
+            receive.Cancel()
 
     def _start(self, verb: str, letter: Bytes, peer: int) -> Any:
         if self._mpi.Is_finalized():  # what is called now would end the process
@@ -218,6 +228,8 @@ class _Walk:
 class TorchBulkChannel:
     """Messages over a gloo group of their own."""
 
+    cancels = False
+
     def __init__(self, distributed: Any, check: Callable[[], None]) -> None:
         self._distributed = distributed
         self._tensor = sys.modules["torch"].from_numpy
@@ -230,6 +242,9 @@ class TorchBulkChannel:
 
     def receive(self, peer: int, letter: Bytes) -> Any:
         return self._start(self._distributed.irecv, letter, peer)
+
+    def cancel(self, receive: Any) -> None:
+        raise NotImplementedError("gloo cannot cancel a receive")
 
     def _start(self, verb: Any, letter: Bytes, peer: int) -> Any:
         try:

@@ -3,7 +3,8 @@
 A rank is connected to one that came to their first meeting before it, and so in the end with rank 0: they form a tree,
 in which each has at most BRANCHES below it. The kernel closes the connections of a process that ends, for whatever
 reason; a rank that sees this tells its neighbours, and these pass it on. Nothing else is sent, so it costs nothing
-while all live. A machine that vanishes is noticed by TCP's keep-alive.
+while all live. Where many ranks end at once, each tells its neighbours of several in one message. A machine that
+vanishes is noticed by TCP's keep-alive.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ BRANCHES = 32  # ranks that are connected to one above them, at most
 STRANGERS = 64  # connections that have not said who they are, at most
 GREETING_PATIENCE = 5.0  # seconds that they have for it, and that one address is tried
 VANISHED = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4))  # a minute in all
+GATHERING = 0.05  # seconds after it has told its neighbours, in which a rank gathers what it learns
 GREETING = struct.Struct("<32sI")  # proof of the token, rank
 NEWS = struct.Struct("<I")  # a rank that is gone
 SIOCGIFADDR = 0x8915  # an interface's IPv4 address
@@ -41,11 +43,12 @@ Address = dict[str, Any]  # JSON: where a rank can be reached, and the token tha
 
 
 class Link(NamedTuple):
-    """A connection, and the bytes of an incomplete message."""
+    """A connection, and the bytes of incomplete messages."""
 
     rank: int  # at the other end; -1 while it has not said which
     since: float
     read: bytearray
+    told: bytearray  # what is to be sent
 
 
 class Lifeline:
@@ -97,15 +100,28 @@ class Lifeline:
         with self._lock:
             return [*self._gone]
 
-    def note(self, ranks: Sequence[int], sender: socket.socket | None = None) -> None:
+    def note(self, ranks: Sequence[int]) -> None:
         """Notes that these ranks are gone, and tells all neighbours that do not know it."""
+        self._learn(ranks)
+        self.pass_on()
+
+    def pass_on(self) -> bool:
+        """Tells the neighbours what this rank has learned. Returns whether it has told them anything."""
+        with self._lock:
+            links = [(one, link.told) for one, link in self._links.items() if link.told]
+            for one, told in links:
+                with suppress(OSError):  # it is gone as well, which its thread sees
+                    one.sendall(told)
+                told.clear()
+        return bool(links)
+
+    def _learn(self, ranks: Sequence[int], sender: socket.socket | None = None) -> None:
         with self._lock:
             news = [rank for rank in ranks if rank not in self._gone and rank != self.rank and 0 <= rank < self.ranks]
             self._gone.update(dict.fromkeys(news))
-            others = [one for one, link in self._links.items() if one is not sender and link.rank >= 0]
-            for one in others if news else ():
-                with suppress(OSError):  # it is gone as well, which its thread sees
-                    one.sendall(b"".join(map(NEWS.pack, news)))
+            for one, link in self._links.items():
+                if one is not sender and link.rank >= 0:
+                    link.told.extend(b"".join(map(NEWS.pack, news)))
 
     def _connect(self, above: Address) -> None:
         token, tried = bytes.fromhex(above["token"]), []
@@ -136,7 +152,7 @@ class Lifeline:
         for option, value in VANISHED:
             one.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._lock:
-            self._links[one] = Link(rank, time.monotonic(), bytearray())
+            self._links[one] = Link(rank, time.monotonic(), bytearray(), bytearray())
             known = [*self._gone]
         with suppress(OSError):
             one.sendall(b"".join(map(NEWS.pack, known)))
@@ -164,7 +180,7 @@ class Lifeline:
             return
         one.setblocking(False)
         with self._lock:
-            self._links[one] = Link(-1, now, bytearray())
+            self._links[one] = Link(-1, now, bytearray(), bytearray())
         self._selector.register(one, selectors.EVENT_READ)
 
     def _hear(self, one: socket.socket) -> None:
@@ -180,14 +196,14 @@ class Lifeline:
         if not came:
             self._drop(one)
             if link.rank >= 0:
-                self.note([link.rank])
+                self._learn([link.rank])
             return
         link.read.extend(came)
         if link.rank < 0:
             self._recognise(one, link)
             return
         whole = len(link.read) // NEWS.size * NEWS.size
-        self.note([rank for (rank,) in NEWS.iter_unpack(bytes(link.read[:whole]))], one)
+        self._learn([rank for (rank,) in NEWS.iter_unpack(bytes(link.read[:whole]))], one)
         del link.read[:whole]
 
     def _recognise(self, one: socket.socket, link: Link) -> None:
@@ -221,7 +237,10 @@ def listen(line: weakref.ref[Lifeline], selector: selectors.BaseSelector) -> Non
             return
         for key, _ in ready:
             owner.take(key.fileobj)
+        told = owner.pass_on()
         del owner
+        if told:
+            time.sleep(GATHERING)
 
 
 def close_all(selector: selectors.BaseSelector) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 PLENTY = 1 << 62  # if no limit is known
-SLURM_MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE")  # megabytes, but for the last
+SLURM_MEMORY = (  # megabytes; behind those of a processor or a GPU, how many of these the job has on this node
+    "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_GPUS_ON_NODE",
+)
 
 
 MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the process's control groups, and all
@@ -34,12 +40,13 @@ def _of_machine(name: str) -> int:
 
 
 def slurm_limit() -> int:
-    """Returns what Slurm's `--mem` or `--mem-per-cpu` gives a job: not every cluster enforces it by a group."""
-    of_node, of_cpu, cpus = (os.environ.get(name, "") for name in SLURM_MEMORY)
-    megabytes = int(of_node) if of_node.isdecimal() else 0  # --mem=0 stands for all
-    if not megabytes and of_cpu.isdecimal() and cpus.isdecimal():
-        megabytes = int(of_cpu) * int(cpus)
-    return megabytes << 20 or PLENTY
+    """Returns what Slurm gives a job of this node by `--mem`, `--mem-per-cpu` or `--mem-per-gpu`.
+
+    Not every cluster enforces it by a control group. Of several, of which Slurm allows only one, the first counts.
+    """
+    said = [os.environ.get(name, "") for name in SLURM_MEMORY]
+    of_node, of_cpu, cpus, of_gpu, gpus = (int(one) if one.isdecimal() else 0 for one in said)  # --mem=0: all
+    return (of_node or of_cpu * cpus or of_gpu * gpus) << 20 or PLENTY
 
 
 def page_cache_nbytes() -> int:

@@ -1,7 +1,14 @@
 #include "solar/node.hpp"
 
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <fcntl.h>
+#include <fstream>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -39,7 +46,90 @@ std::string failure(const Node& node, Node::Count count, std::uint64_t value) {
   return "none";
 }
 
+// What /proc says of this process's shared memory in huge pages, in bytes.
+std::size_t huge_nbytes() {
+  std::ifstream facts("/proc/self/smaps_rollup");
+  for (std::string word; facts >> word;) {
+    if (std::size_t kilobytes = 0; word == "ShmemPmdMapped:" && facts >> kilobytes) return kilobytes << 10;
+  }
+  return 0;
+}
+
+// Of a node's memory: bytes in huge pages and all that are taken, when one byte of it is used, and when all are.
+struct Taken {
+  std::size_t huge, first, all;
+  bool tried;
+};
+
+// Whether the kernel gives huge pages to who asks for them in this folder: it may have none at hand.
+bool gives_huge_pages(const std::string& folder) {
+  constexpr std::size_t nbytes = 8 << 20;
+  const int descriptor = ::open((folder + "/other").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (::ftruncate(descriptor, nbytes) != 0) return false;
+  void* const got = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  ::close(descriptor);
+  if (got == MAP_FAILED) return false;
+  ::madvise(got, nbytes, MADV_HUGEPAGE);
+  for (std::size_t at = 0; at < nbytes; at += 4096) static_cast<char*>(got)[at] = 1;
+  const bool given = huge_nbytes() > 0;
+  ::munmap(got, nbytes);
+  return given;
+}
+
+// Tries it in a process of its own, in a tmpfs that only that one sees, and which gives huge pages to who asks for them:
+// anonymous memory gets them only where the whole machine is set so.
+Taken huge_pages_of(std::size_t nbytes) {
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  std::string folder = "/tmp/solar-huge-XXXXXX";
+  REQUIRE(::mkdtemp(folder.data()) != nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Taken found{};
+    if (::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+        ::mount("tmpfs", folder.c_str(), "tmpfs", 0, "huge=advise,size=64m") == 0) {
+      const int descriptor = ::open((folder + "/node").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      found.tried = ::ftruncate(descriptor, static_cast<off_t>(2 * 4096 + nbytes)) == 0 && gives_huge_pages(folder);
+      const auto taken = [&] {
+        struct stat facts {};
+        ::fstat(descriptor, &facts);
+        return static_cast<std::size_t>(facts.st_blocks) * 512;
+      };
+      const Node node(descriptor, 0, named(1), nbytes);
+      node.memory()[0] = std::byte{1};
+      found.first = taken();
+      for (std::size_t at = 0; at < nbytes; at += 4096) node.memory()[at] = std::byte{1};
+      found.huge = huge_nbytes();
+      found.all = taken();
+    }
+    static_cast<void>(::write(ends[1], &found, sizeof found));
+    ::_exit(0);
+  }
+  Taken found{};
+  REQUIRE(::read(ends[0], &found, sizeof found) == sizeof found);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  ::rmdir(folder.c_str());
+  return found;
+}
+
 }  // namespace
+
+TEST_CASE("a node's memory has huge pages where the kernel gives them, and takes no more for it") {
+  constexpr std::size_t nbytes = (16 << 20) + 12345;
+  const Taken taken = huge_pages_of(nbytes);
+  if (!taken.tried) {
+    MESSAGE("skipped: it takes root to mount a tmpfs, and a kernel that has huge pages for it");
+    return;
+  }
+  CHECK(taken.huge >= 2 << 20);
+  CHECK(taken.huge <= 14 << 20);  // of nine, the lines are in the first, and the last is not whole
+  CHECK(taken.first == 3 * 4096);  // the bell, the line, and a page of the memory
+  const std::size_t all = 2 * 4096 + nbytes;
+  CHECK(taken.all == (all + 4095) / 4096 * 4096);
+}
 
 TEST_CASE("ranks of a node see one memory, and wait for the slowest") {
   const auto all = nodes(3, 1000);

@@ -4,8 +4,9 @@
 
 A batch's memory holds its own rows, and behind them the parcel: rows for other ranks. Ranks send each other rows in the
 order of their batches: a head of four numbers, then the rows of each field. Fields that have rows of their own travel
-one after another, each behind a head. A rank that closes sends END, and receives what still comes until the others have
-sent END, too. So nobody waits for ever.
+one after another, each behind a head. A rank that closes receives what still comes until all have closed and nothing is
+on its way (ending.py). Where no receive can be cancelled, it tells all others END and waits for theirs. So nobody waits
+for ever.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.distributed.ending import ASK, END, FAILED, NOTHING, ROWS, Ending, Head
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.channels.alive import BURIAL, gone
 from solar.io.channels.bulk import NAME, BulkChannel, Bytes, Errand, Gone
@@ -215,18 +217,8 @@ class PendingExchange:
 # Traffic: the threads of an Exchange. The poster takes batches from the run and sends rows; errands do the rest.
 
 
-ROWS, FAILED, END = 1, 2, 3
 TEXT = 4096  # bytes of an error's text, at most
-LAST = -1  # the number of what is no batch: the ENDs
-
-
-class Head(NamedTuple):
-    """The beginning of a message: four numbers."""
-
-    kind: int  # what follows
-    number: int  # of which batch
-    letter: int  # of which arrays of it
-    length: int  # how many rows that are, or bytes of a text that says why
+LAST = -1  # the number of what is no batch
 
 
 class DueTransfer(NamedTuple):
@@ -245,7 +237,8 @@ class ExchangePeers:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self.due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
-        self.broken = ""  # the error that all others are told with END
+        self.ending = Ending(rank, ranks)
+        self.broken = ""  # the error that others are told with END
         self._underway, self._running, self._ended = underway, running, ended
         self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
         self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
@@ -264,10 +257,19 @@ class ExchangePeers:
                 return self._underway.run_waits_for
             return ", ".join(self.named(peer) for peer in sorted({*batch.missing}))
 
-    def open_peers(self) -> str:
-        """Describes the ranks that have not closed."""
+    def to_ask(self, number: int) -> set[int]:
+        """Returns the ranks that are to be asked whether they have closed, because this batch waits for their rows."""
         with self._underway.changed:
-            names = [self.named(peer) for peer in self.others() if peer not in self._reasons]
+            batch = self._underway.batches.get(number)
+            return set() if batch is None else self.ending.asks({*batch.missing} - {*self._ended()})
+
+    def open_peers(self, *, by_branches: bool) -> str:
+        """Describes the ranks that have not closed. `by_branches`: only the ranks below are heard, each for its own."""
+        with self._underway.changed:
+            which = self.ending.missing() if by_branches else self.others()
+            names = [self.named(peer) for peer in which if peer not in self._reasons]
+        if not names:
+            return "other ranks have"
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return f"{', '.join(names[:3])}{more} {'has' if len(names) == 1 else 'have'}"
 
@@ -470,25 +472,39 @@ class TransferThreads:
             text = encode_text(str(batch.error))
             self._letter(batch, peer, Head(FAILED, batch.number, letter, len(text)), [text])
 
-    def _letter(self, batch: Batch, peer: int, head: Head, pieces: list[Bytes]) -> None:
+    def _letter(self, batch: Batch, peer: int, head: Head, pieces: Sequence[Bytes] = ()) -> None:
         try:
+            if head.kind in (ROWS, FAILED):
+                with self._underway.changed:
+                    head = self.peers.ending.sends(peer, head)
             for piece in (_bytes(np.array(head, np.int64)), *pieces):
                 if piece.nbytes:
                     batch.letters.append((peer, self._mail.send(peer, piece)))
         except Gone as error:
             self.peers.lost(peer, error)
 
+    def ask(self, number: int) -> None:
+        """Asks the ranks for whose rows this batch waits whether they have closed. Whoever waits calls it."""
+        with self._underway.changed:
+            peers = self.peers.to_ask(number) if self._mail.cancels else set()
+            if peers:  # sent by a thread of the channel, because MPI may block where a rank has just ended
+                self._start(self._tell([(peer, Head(ASK)) for peer in peers]))
+
     def _say_end(self) -> None:
-        """Tells all peers that nothing more comes, and receives from them until they say so, too."""
+        """Tells peers that nothing more comes, and receives from all others until nothing more comes from them."""
         last, text = Batch(LAST), encode_text(self.peers.broken)
+        with self._underway.changed:
+            self._over = True
+            asking = self.peers.ending.close()
+            told = asking if self._mail.cancels else self.peers.others()
         ended = self.peers.ended_ranks()  # sending to these, MPI stands still
-        others = [peer for peer in self.peers.others() if peer not in ended]
-        for peer in others:
-            self._letter(last, peer, Head(END, LAST, 0, len(text)), [text])
-        self._over = True
+        for peer in told:
+            if peer not in ended:
+                self._letter(last, peer, Head(END, LAST, 0, len(text), 1), [text])
         self._wait_sent(last)
-        for peer in others:
-            self._listen_to(peer)
+        for peer in self.peers.others():
+            if peer not in ended:
+                self._listen_to(peer)
 
     # --- the errands: they wait until sent rows have left and expected rows are here ----
 
@@ -505,9 +521,12 @@ class TransferThreads:
         if bell is not None:
             bell.set()
             return
+        self._bells[name] = self._start(errand())
+
+    def _start(self, errand: Errand) -> threading.Event:
         with self._underway.changed:
             self._open += 1
-        self._bells[name] = self._mail.run(self._guard(errand()))
+        return self._mail.run(self._guard(errand))
 
     def _guard(self, errand: Errand) -> Errand:
         try:
@@ -524,8 +543,12 @@ class TransferThreads:
             if not self._open and self in _left:
                 _left.remove(self)
 
+    def open_peers(self) -> str:
+        """Describes the ranks that have not closed."""
+        return self.peers.open_peers(by_branches=self._mail.cancels)
+
     def stay(self) -> None:
-        """Keeps this, with its memory, until the other ranks have sent END."""
+        """Keeps this, with its memory, until the other ranks have closed."""
         with self._underway.changed:
             if self._open:
                 _left.append(self)
@@ -535,39 +558,103 @@ class TransferThreads:
             while not self._outgoing:
                 yield None
             batch = self._outgoing.popleft()
-            for peer, letter in batch.letters:
-                try:
-                    yield [letter]
-                except Gone as error:
-                    self.peers.lost(peer, error)
+            yield from self._wait_until_left(batch)
             self._underway.left(batch)
             if batch.number == LAST:
-                return
-            batch = letter = None  # type: ignore[assignment]  # their memory is needed while this waits
+                break
+            batch = None  # type: ignore[assignment]  # its memory is needed while this waits
+        if self._mail.cancels:
+            with self._underway.changed:
+                said = self.peers.ending.sum_up()
+            yield from self._pass_on(said)
+
+    def _wait_until_left(self, batch: Batch) -> Errand:
+        for peer, letter in batch.letters:
+            try:
+                yield [letter]
+            except Gone as error:
+                self.peers.lost(peer, error)
+
+    def _tell(self, said: Sequence[tuple[int, Head]], text: Bytes | None = None) -> Errand:
+        """Sends these messages, but not to ranks that have ended."""
+        letters, ended = Batch(LAST), self.peers.ended_ranks()
+        for peer, head in said:
+            if peer not in ended:
+                self._letter(letters, peer, head, [] if text is None else [text])
+        yield from self._wait_until_left(letters)
+
+    def _pass_on(self, said: list[tuple[int, Head]]) -> Errand:
+        """Sends what is to be said of the end, and ends all waiting for messages if nothing more comes."""
+        while said:
+            yield from self._tell(said)
+            with self._underway.changed:
+                said = self.peers.ending.has_told()
+        with self._underway.changed:
+            receives = self.peers.ending.receives
+            while self.peers.ending.over and receives:
+                self._mail.cancel(receives.popitem()[1])
 
     def _listen(self, peer: int) -> Errand:
-        """Receives from a peer while something is due; at the end until it sends END."""
+        """Receives from a peer while something is due; at the end until nothing more comes from it."""
         due = self.peers.due[peer]
-        came = np.zeros(len(Head._fields), np.int64)
         try:
             while True:
                 while not due and not self._over:
                     yield None
-                yield [self._mail.receive(peer, _bytes(came))]
-                head = Head(*came.tolist())
-                if head.kind == END:
+                head = yield from self._take_head(peer)
+                if head.kind == NOTHING:
+                    return
+                if head.kind == ASK:
+                    self._answer(peer)
+                elif head.kind == END:
                     text = yield from self._take_text(peer, head.length)
                     self.peers.note_end(peer, text)
-                    return
-                if due and self._fits(peer, head, due[0]):
-                    wanted = due.popleft()
-                    wanted.batch.said = time.monotonic()
-                    yield from self._take(peer, head, wanted)
-                    wanted = None  # type: ignore[assignment]  # as above
-                else:
-                    yield from self._take(peer, head, None)
+                    if not self._mail.cancels:
+                        return
+                elif head.kind in (ROWS, FAILED):
+                    yield from self._take(peer, head, self._wanted(peer, head))
+                if self._mail.cancels:
+                    self._note(peer, head)
         except Gone as error:
             self.peers.lost(peer, error)
+
+    def _take_head(self, peer: int) -> Generator[list[Any] | None, None, Head]:
+        """Waits for the next message of a peer. Its kind is NOTHING if none comes."""
+        came, ending = np.zeros(len(Head._fields), np.int64), self.peers.ending
+        with self._underway.changed:
+            if ending.over:
+                return Head(NOTHING)
+            ending.receives[peer] = self._mail.receive(peer, _bytes(came))
+        try:
+            yield [ending.receives[peer]]
+        finally:
+            with self._underway.changed:
+                ending.receives.pop(peer, None)
+        return Head(*came.tolist())
+
+    def _answer(self, peer: int) -> None:
+        """Tells a peer that asks that nothing more comes, if that is so."""
+        with self._underway.changed:
+            now = self.peers.ending.is_asked(peer)
+        if now:
+            text = encode_text(self.peers.broken)
+            self._start(self._tell([(peer, Head(END, LAST, 0, len(text), 1))], text))
+
+    def _note(self, peer: int, head: Head) -> None:
+        """Notes that this message is here. No receiving waits for what is sent because of it."""
+        with self._underway.changed:
+            said = self.peers.ending.takes(peer, head)
+            if said or self.peers.ending.over:
+                self._start(self._pass_on(said))
+
+    def _wanted(self, peer: int, head: Head) -> DueTransfer | None:
+        """Returns what is due if it is this message; None if nobody needs that."""
+        due = self.peers.due[peer]
+        if not due or not self._fits(peer, head, due[0]):
+            return None
+        wanted = due.popleft()
+        wanted.batch.said = time.monotonic()
+        return wanted
 
     def _fits(self, peer: int, head: Head, due: DueTransfer) -> bool:
         """Returns whether a peer sends what is due. If not, everything that it sends later is thrown away."""
@@ -723,6 +810,8 @@ class Exchange:
             self._running.ask(number)
         batch = self._underway.whole(number, nap)
         if batch is None:
+            if time.monotonic() - begin >= GLANCE:
+                self._traffic.ask(number)
             return None
         if batch.error is not None:
             try:
@@ -765,7 +854,7 @@ class Exchange:
         if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
             log.info(
                 "%s not closed their loaders after %g s: what they send is taken until they do",
-                traffic.peers.open_peers(), LAST_WORDS,
+                traffic.open_peers(), LAST_WORDS,
             )  # fmt: skip
             traffic.stay()
 

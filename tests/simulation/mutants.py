@@ -109,6 +109,15 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Mutant("solar.service.shared_reader", "SharedReader.admit", "os.dup(one)", "one"),
         Mutant("solar.service.service", "Service._answer", "close_all(handed_on)", "pass"),
     ],
+    "an exchange ends while rows are on their way": Mutant(
+        "solar.distributed.ending", "Ending.sum_up", "if sent == received", "if True"
+    ),
+    "what comes late to an exchange that ends is not told": Mutant(
+        "solar.distributed.ending", "Ending.has_told", "return self.sum_up()", "return []"
+    ),
+    "a rank that has closed does not answer": Mutant(
+        "solar.distributed.ending", "Ending.is_asked", "return self._closed", "return False"
+    ),
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
     ),

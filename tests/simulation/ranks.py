@@ -76,6 +76,8 @@ class Letters:
 class Bulk:
     """solar.io.channels.bulk.BulkChannel. What is sent is read when it arrives: until then its memory must stay."""
 
+    cancels = True
+
     def __init__(self, group: Group, rank: int, number: int) -> None:
         self.rank, self.ranks = rank, len(group.actors)
         self._group, self._number = group, number
@@ -97,6 +99,14 @@ class Bulk:
         _, wanted = self._between(peer, self.rank)
         wanted.append(made := Request(letter))
         return made
+
+    def cancel(self, receive: Request) -> None:
+        for peer in range(self.ranks):
+            sent, wanted = self._between(peer, self.rank)
+            if receive in wanted:
+                assert not sent, "it is cancelled, and something comes"
+                wanted.remove(receive)
+        receive.done = True
 
     def _came(self, request: Request) -> bool:
         """Carries all that has arrived to where it was wanted."""

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "forked.hpp"
+#include "pages.hpp"
 
 namespace solar {
 
@@ -49,6 +50,14 @@ const std::string subject = "the memory that ranks of a node share";
 }
 
 std::size_t total(std::size_t ranks, std::size_t nbytes) { return sizeof(Bell) + ranks * sizeof(Line) + nbytes; }
+
+// Asks for huge pages where the memory behind the lines has whole ones. At its ends pages stay small, so that no more
+// memory is taken than was asked for. Advice: the kernel follows it if shmem_enabled says so.
+void ask_for_huge_pages(std::byte* mapped, std::size_t ranks, std::size_t nbytes) noexcept {
+  const std::size_t front = total(ranks, 0), end = (front + nbytes) / huge_page_nbytes * huge_page_nbytes;
+  const std::size_t begin = (front + huge_page_nbytes - 1) / huge_page_nbytes * huge_page_nbytes;
+  if (begin < end) static_cast<void>(::madvise(mapped + begin, end - begin, MADV_HUGEPAGE));
+}
 
 struct flock lock_of(unsigned rank) {
   struct flock lock {};
@@ -126,6 +135,7 @@ Node::Impl::Impl(int from, unsigned place, std::vector<std::string> all, std::si
   if (got == MAP_FAILED) fail_with("cannot be mapped");
   static_cast<void>(::madvise(got, wanted, MADV_DONTFORK));
   mapped = static_cast<std::byte*>(got);
+  ask_for_huge_pages(mapped, names.size(), nbytes);
 }
 
 // A forked process does not have the mapping, but perhaps something else in its place.
