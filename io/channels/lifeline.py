@@ -25,6 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from solar.errors import ReadError
 from solar.io.system import lifecycle
 from solar.io.system.waiting import start_thread
 
@@ -265,9 +266,13 @@ def open_listener() -> socket.socket:
     """Returns a socket for connections, by IPv4, and by IPv6 if there is that."""
     found = None
     if socket.has_dualstack_ipv6():
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: it looks once more for IPv6, and gets no descriptor
             found = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    found = found or socket.create_server(("", 0))
+    try:
+        found = found or socket.create_server(("", 0))
+    except OSError as error:
+        more = "`ulimit -n` limits what a process may have open"
+        raise ReadError(f"this rank cannot listen for the others: {error.strerror or error}; {more}") from error
     found.setblocking(False)  # who connected may have gone before it is accepted
     return found
 
@@ -277,7 +282,7 @@ def own_addresses() -> list[str]:
     found: list[str] = []
     with suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_:
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 asked = fcntl.ioctl(any_.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
