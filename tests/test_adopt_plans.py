@@ -81,20 +81,21 @@ def no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopt, "BAD_CHECKS", 1)
 
 
+def shuffled(path: str, epochs: int, buffer: str) -> DataLoader[Any]:
+    make = lambda: Reading(path, by_rows)  # noqa: E731
+    loader: DataLoader[Any] = compared(
+        make, collate_fn=kept, batch_size=8, shuffle=True, epochs=epochs, ours={"buffer": buffer}
+    )
+    return loader
+
+
 def test_a_plan_may_be_faster_where_reading_ahead_is_not(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     no_faster(monkeypatch)
     with caplog.at_level(logging.INFO, "solar"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        loader = compared(
-            lambda: Reading(path, by_rows),
-            collate_fn=kept,
-            batch_size=8,
-            shuffle=True,
-            epochs=3,
-            ours={"buffer": BUFFER},
-        )
+        loader = shuffled(path, 3, BUFFER)
     assert planned(loader)
     assert "and reading ahead is no faster" in caplog.text
     assert caplog.text.index("and reading ahead is no faster") < caplog.text.index("planning what Reading")
@@ -104,14 +105,7 @@ def test_without_a_plan_it_stays_left_alone(path: str, monkeypatch: pytest.Monke
     no_faster(monkeypatch)
     monkeypatch.setattr(adopt_plans, "planned_rows", lambda *_: "it may not")
     with pytest.warns(UserWarning, match="buffer has no effect over Reading: h5py takes"):
-        loader = compared(
-            lambda: Reading(path, by_rows),
-            collate_fn=kept,
-            batch_size=8,
-            shuffle=True,
-            epochs=3,
-            ours={"buffer": BUFFER},
-        )
+        loader = shuffled(path, 3, BUFFER)
     assert not planned(loader)
     assert "reading ahead is no faster" in loader.report()
 
@@ -122,8 +116,7 @@ def test_what_stays_in_memory_is_read_ahead_though_the_first_epoch_gains_nothing
 ) -> None:
     no_faster(monkeypatch)
     monkeypatch.setattr(adopt, "KEPT_SHARE", 1e9 if stays else 0.0)
-    make = lambda: Reading(path, by_rows)  # noqa: E731
-    loader = compared(make, collate_fn=kept, batch_size=8, shuffle=True, epochs=1, ours={"buffer": "64MiB"})
+    loader = shuffled(path, 1, "64MiB")
     ours, theirs = answered(loader)
     assert (ours > 2 * theirs) == stays
 

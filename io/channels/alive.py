@@ -26,15 +26,15 @@ Process = list[Any]  # JSON: where its number counts, its number, and when it be
 
 
 @contextmanager
-def meeting_others() -> Iterator[None]:
-    """Raises ReadError, with what to do, where the system gives a rank nothing by which it meets others."""
+def meeting_others(what: str = "this rank cannot meet the others") -> Iterator[None]:
+    """Raises ReadError that says `what`, and what to do, where the system gives nothing by which ranks meet."""
     try:
         yield
     except ReadError:
         raise
     except OSError as error:
         why = error.strerror or str(error)
-        raise ReadError(error.errno, f"this rank cannot meet the others: {why}; see `ulimit -n`") from error
+        raise ReadError(error.errno, f"{what}: {why}; see `ulimit -n`") from error
 
 
 def machine_id() -> list[Any]:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from solar.errors import ReadError
+from solar.io.channels.alive import meeting_others
 from solar.io.system import lifecycle
 from solar.io.system.waiting import start_thread
 
@@ -268,11 +268,8 @@ def open_listener() -> socket.socket:
     if socket.has_dualstack_ipv6():
         with suppress(OSError, ValueError):  # ValueError: it looks once more for IPv6, and gets no descriptor
             found = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    try:
+    with meeting_others("this rank cannot listen for the others"):
         found = found or socket.create_server(("", 0))
-    except OSError as error:
-        more = "`ulimit -n` limits what a process may have open"
-        raise ReadError(f"this rank cannot listen for the others: {error.strerror or error}; {more}") from error
     found.setblocking(False)  # who connected may have gone before it is accepted
     return found
 

@@ -9,12 +9,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from solar import _native
-from solar.errors import PlanError, ReadError, SolarError
+from solar.errors import PlanError, ReadError
+from solar.io.channels.alive import meeting_others
 from solar.io.system.waiting import GLANCE, SAID_AFTER, polling, until
 
 log = logging.getLogger("solar")
@@ -134,17 +135,6 @@ def is_own(peer: socket.socket) -> bool:
     return peer_of(peer)[1] == os.geteuid()
 
 
-@contextmanager
-def _meeting(what: str) -> Iterator[None]:
-    """Raises a ReadError that says `what` cannot be done where the system refuses a call, as without descriptors."""
-    try:
-        yield
-    except SolarError:
-        raise
-    except OSError as error:
-        raise ReadError(f"{what}: {error.strerror or error}; `ulimit -n` limits what a process may have open") from error
-
-
 # --- the leader ----
 
 
@@ -152,7 +142,7 @@ def _hand_on(hall: _MeetingPoint, descriptor: int) -> None:
     """Gives the descriptor to each of the others."""
     missing = set(range(1, len(hall.names)))
     with (
-        _meeting(f"{hall.names[0]} cannot let others join its node"),
+        meeting_others(f"{hall.names[0]} cannot let others join its node"),
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
     ):
         listener.bind(socket_address(hall.door))
@@ -216,7 +206,7 @@ def _have_come(hall: _MeetingPoint, place: int) -> int:
             return [receive_descriptor(hall, leader)]
         return []
 
-    with _meeting(f"{hall.names[place]} cannot join the node of {hall.names[0]}"):
+    with meeting_others(f"{hall.names[place]} cannot join the node of {hall.names[0]}"):
         return until(polling(received), look=lambda: hall.look(lambda: hall.names[:1]))[0]
 
 

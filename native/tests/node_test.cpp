@@ -81,7 +81,7 @@ bool gives_huge_pages(const std::string& folder) {
 Taken huge_pages_of(std::size_t nbytes) {
   std::array<int, 2> ends{};
   REQUIRE(::pipe(ends.data()) == 0);
-  std::string folder = "/tmp/solar-huge-XXXXXX";
+  std::string folder = std::filesystem::temp_directory_path() / "solar-huge-XXXXXX";
   REQUIRE(::mkdtemp(folder.data()) != nullptr);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -133,7 +133,7 @@ class RunFields:
         self._by_field = partial(_chosen, source.first.by_field(range(len(self._fields))))
         self.by_row = any(one.field is not None and one.field.by_row for one in self._fields)
         # On average where they differ.
-        self.row_nbytes = sum(one.rows.sample_nbytes for one in source.first.opened())
+        self.row_nbytes: int = sum(one.rows.sample_nbytes for one in source.first.opened())
 
     def start(self, segment: PassUses, lease: BufferLease, number: int, epoch: int) -> tuple[PendingBatch, Array]:
         """Returns a batch of the run, and the numbers of its samples."""
@@ -321,8 +321,7 @@ class BufferedPass:
     @property
     def row_nbytes(self) -> int:
         """The bytes of a sample, of all fields."""
-        nbytes: int = self._fields.row_nbytes
-        return nbytes
+        return self._fields.row_nbytes
 
     def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """Starts the batch of these indices. Returns it and the numbers of its samples."""

@@ -3,7 +3,7 @@
     Running --batch--> its parcel is sent, its own places wait for rows of others --all here--> wait() --> let_go()
 
 A batch's memory holds its own rows, and behind them the parcel: rows for other ranks. Ranks send each other rows in the
-order of their batches: a head of four numbers, then the rows of each field. Fields that have rows of their own travel
+order of their batches: a head of five numbers, then the rows of each field. Fields that have rows of their own travel
 one after another, each behind a head. A rank that closes receives what still comes until all have closed and nothing is
 on its way (ending.py). Where no receive can be cancelled, it tells all others END and waits for theirs. So nobody waits
 for ever.
