@@ -24,6 +24,7 @@ OUTSIDE = {  # page of the project -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "AGENTS.md": "agents.md",
+    "bench/results/readers.md": "readers.md",
     "docker/README.md": "containers.md",
     "examples/README.md": "examples.md",
     "examples/first_steps.ipynb": "first-steps.md",
