@@ -38,6 +38,7 @@ test: $(VENV)/.dev
 
 # What has failed, once more and one by one: not more than three, for more are no accident. OPTIONS are pytest's.
 again:
+	@test -e .pytest_cache/v/cache/lastfailed || { echo "no test has failed: what did is said above"; exit 1; }
 	@test "$$(grep -c ': true' .pytest_cache/v/cache/lastfailed)" -le 3
 	$(BIN)/pytest $(OPTIONS) --last-failed --last-failed-no-failures none -rAfE --tb short --no-header -q
 

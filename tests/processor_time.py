@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-MARGIN = 1.1  # a budget may be exceeded by a tenth
+MARGIN = 1.3  # times a budget, which fails: a loop of plain Python is slowed less by a busy machine than most tests are
 LOOP_SECONDS = 0.00265  # what `loop_seconds` returns on the machine whose seconds are counted
 FRESH_SECONDS = 2.0  # of processor time, after which the machine's speed is measured again
 
@@ -83,7 +83,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         f"{total:.0f} s of processor time for {len(_seconds)} tests; the budget is {budget:.0f} s."
     ]
     if total > budget * MARGIN:
-        lines.append("That is over a tenth too much: make tests quicker, or mark as slow what a quicker one covers.")
+        lines.append("That is far too much: make tests quicker, or mark as slow what a quicker one covers.")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

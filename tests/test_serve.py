@@ -282,6 +282,7 @@ def test_a_report_counts_no_batches_ahead_and_remembers_a_service_that_is_gone(s
         said = f"A service read {each - 1} batches for this training; 1 it read by itself."
         assert said in loader.report()  # though it has some of the next epoch
         service.stop()
+        assert soon(lambda: not service.path.exists())
         assert len([*loader]) == each
         assert len([*loader]) == each
         told = re.search(r"A service read (\d+) batches for this training; (\d+) it read by itself", loader.report())

@@ -18,6 +18,7 @@ from serve_kit import PATIENT, scan, serving, soon
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.planning.pass_uses import SampleUses, shared_steps
 from solar.service.pace import StragglerPolicy, rates, typical
+from solar.service.scheduler import FEW
 from solar.service.shared_reader import SharedReader
 from solar.service.window import JobOrder, Member, Pace, own_of, shares_of, take_turns
 
@@ -145,7 +146,9 @@ def test_who_takes_from_two_in_turn_is_not_waited_for_as_long(clock: SimpleNames
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNamespace) -> None:
-    """After 16 steps, 32, 64, ... and a quarter of an epoch, however often paces change.
+    """After 16 steps, 32, 64, ... and a quarter of an epoch, however often paces change, or when the slack was lost.
+
+    A step takes a second here, and the slack is 2 s, then 4 s, 8 s, ...: which is sooner than so many steps.
 
     Where nobody holds a step, all room is being read into: then no pace costs anything.
     """
@@ -166,7 +169,7 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
             slack.begin()
     gaps = [later - one for one, later in pairwise([-1, *changes])]
     assert bool(gaps) == held
-    assert not gaps or (gaps[:4] == [16, 32, 64, 128] and set(gaps[4:]) == {250})
+    assert not gaps or (gaps[:7] == [3, 5, 9, 17, 33, 65, 129] and set(gaps[7:]) == {250})
 
 
 @pytest.mark.parametrize("becomes", ["slower", "faster"])
@@ -187,6 +190,24 @@ def test_a_plan_is_changed_when_it_has_cost_as_much_as_another(becomes: str, clo
         slack.steps += 1
         slack.look(1.0, True, both, [both[1]])
     assert steps == (101 if becomes == "slower" else 201)  # who could be twice as fast loses half of the time
+
+
+def test_slow_steps_need_not_be_many_until_a_plan_is_changed(clock: SimpleNamespace) -> None:
+    """One whose batches take 5 s delays another by the slack, and not by sixteen of its batches; then by twice that."""
+    both = [of(order(np.random.default_rng(0), 1000), process=number) for number in range(2)]
+    slack, changes, turns = StragglerPolicy(12.0), list[float](), list[Any]()
+    for number, one in enumerate(both):
+        one.ledger.waits = one.planned = 1
+        one.pace.lately.extend([5.0 * number or 0.1] * 32)
+    while len(changes) < 3:
+        turns = turns or take_turns(both, [1.0, 1.0])
+        slack.steps += 1
+        clock.at += 5.0
+        slack.look(5.0, True, both, [both[1]])
+        if slack.is_off(turns):
+            changes.append(clock.at)
+            slack.begin()
+    assert np.diff([0.0, *changes]).tolist() == [15.0, 25.0, 50.0]
 
 
 # --- trainings ----
@@ -245,8 +266,38 @@ def test_a_training_that_takes_one_batch_while_another_takes_three_is_planned_so
             changed.notify_all()
         both[1].join(60)
         assert not both[1].is_alive()
-    assert found[0][1]["alone"] <= 1 and found[1][1]["alone"] < 50
+    assert found[0][1]["alone"] <= 1 and found[1][1]["alone"] < 100
     assert all(same(found[number][0], data, number) for number in range(2))
+
+
+def test_who_comes_beside_a_slow_training_waits_for_few_of_its_batches(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches come after all steps that are planned and have no room yet: these are few."""
+    data, there = H5Dataset(scan, "x"), threading.Event()
+    monkeypatch.setattr("solar.service.scheduler.SETTLES", 0.0)
+
+    def come() -> None:
+        with DataLoader(data, 8, sampler=PlanSampler(data, seed=2), service=str(service.path), buffer=0) as loader:
+            begun = iter(loader)
+            for _ in range(3):  # the first one it reads by itself
+                next(begun)
+            there.set()
+
+    with serving(scan, where=tmp_path, memory=1 << 18, slack=60.0) as service:
+        with DataLoader(data, 8, sampler=PlanSampler(data, seed=1), service=str(service.path), buffer=0) as loader:
+            slow = iter(loader)
+            for _ in range(20):
+                next(slow)
+            time.sleep(0.2)  # until no more is told, for want of room
+            newcomer = threading.Thread(target=come)
+            newcomer.start()
+            taken = 0
+            while not there.wait(0.05):
+                next(slow)
+                taken += 1
+            newcomer.join()
+    assert 0 < taken <= 3 * FEW
 
 
 def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(

@@ -75,9 +75,9 @@ class SingleNode:
         """Returns the run of this node's part, as the first node decides."""
         return made
 
-    def waiting(self, here: bool) -> bool:
-        """Returns whether jobs of other nodes wait for planned batches; `here`: whether those of this node do."""
-        return False
+    def waiting(self, here: int) -> int:
+        """Returns for what jobs of other nodes wait, of this one `here`: 0, nothing; 1, a plan; 2, planned batches."""
+        return 0
 
     def end(self, why: str) -> None:
         """Ends the part of this node."""
@@ -106,7 +106,7 @@ class Cluster:
         self._letters, self._data = letters, data
         self._round = 0  # what all do together next
         self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
-        self._waits = [False] * self.ranks  # whether jobs of each node wait
+        self._waits = [0] * self.ranks  # for what jobs of each node wait
         self._over = ""  # why
         self._ended: set[int] = set()  # ranks that have said that they end, or of which nothing more is heard
         self._telling = threading.Lock()  # nothing is told after the word that this one ends
@@ -237,14 +237,14 @@ class Cluster:
         ends = accumulate(map(len, self._data.fields), initial=0)
         return [slice(*both) for both in pairwise(ends)]
 
-    def waiting(self, here: bool) -> bool:
+    def waiting(self, here: int) -> int:
         if here != self._waits[self.rank]:
             self._waits[self.rank] = here
             self._letters.tell({"is": "waits", "key": self.key, "number": self.number, "value": here})
-        return any(waits for rank, waits in enumerate(self._waits) if rank != self.rank)
+        return max(waits for rank, waits in enumerate(self._waits) if rank != self.rank)
 
-    def heard(self, rank: int, waits: bool) -> None:
-        """Notes whether jobs of another node wait."""
+    def heard(self, rank: int, waits: int) -> None:
+        """Notes for what jobs of another node wait."""
         self._waits[rank] = waits
 
     def end(self, why: str) -> None:

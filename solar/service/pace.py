@@ -73,13 +73,13 @@ class StragglerPolicy:
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
 
     def look(
-        self, waited: float, room: bool, members: Sequence[Member], holders: Sequence[Member], elsewhere: bool = False
+        self, waited: float, room: bool, members: Sequence[Member], holders: Sequence[Member], elsewhere: int = 0
     ) -> None:
         """Notes what has happened since the last call.
 
         `waited` is for how long there has been no room for another step; `room`: there is room to announce one;
-        `holders` had not made the oldest step that was kept at the last call; `elsewhere`: jobs of other nodes wait for
-        their batches.
+        `holders` had not made the oldest step that was kept at the last call; `elsewhere`: jobs of other nodes wait, of
+        1 for a plan, of 2 for planned batches.
         """
         now = clock()
         passed, self._at = now - self._at, now
@@ -89,19 +89,19 @@ class StragglerPolicy:
         waiting = [one for one in members if one.waiting] if full else []
         planned = [one for one in waiting if one.announced < one.planned]  # the others wait for a plan
 
-        def waits_for(one: Member, others: Sequence[Member]) -> bool:
-            return elsewhere or any(other is not one for other in others)
+        def waits_for(one: Member, others: Sequence[Member], least: int) -> bool:
+            return elsewhere >= least or any(other is not one for other in others)
 
         for one in members:
             made, holds = one.pace.look(now, one.ledger), full if one in holders else 0.0
-            one.pace.stood = one.pace.stood + holds if holds and not made and waits_for(one, waiting) else 0.0
-            if holds and waits_for(one, planned) and self._is_late(one):
+            one.pace.stood = one.pace.stood + holds if holds and not made and waits_for(one, waiting, 1) else 0.0
+            if holds and waits_for(one, planned, 2) and self._is_late(one):
                 one.pace.held += holds
             else:
                 one.pace.held = max(0.0, one.pace.held - passed * TOLERATED / (1 - TOLERATED))
         self._passed += passed
         self._full += full
-        self._lost += full if planned or elsewhere else 0.0
+        self._lost += full if planned or elsewhere == 2 else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
         """Returns the jobs that the others no longer wait for. `holders` still need the oldest step."""
@@ -129,11 +129,13 @@ class StragglerPolicy:
         """Returns whether to plan anew because paces changed: a job delays others, or could go faster.
 
         Planning anew costs up to what memory holds, which is read again. So this is checked after some steps, then
-        after twice as many, and so on up to a quarter of an epoch, and done once the present plan has cost as much.
+        after twice as many, and so on up to a quarter of an epoch, and done once the present plan has cost as much. It
+        is checked, too, where somebody has lost the slack, then twice that, and so on: slow steps take long to be some.
         """
         there = [one for one in turns if not one.member.left]
         longest = max((one.member.order.longest for one in there), default=0)
-        if self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4)):
+        few = self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4))
+        if few and self._lost <= self.seconds * 2**self._changes:
             return False
         pairs = [(one.rate, rate) for one, rate in zip(there, self.rates([one.member for one in there]), strict=True)]
         slower = any(rate * ALIKE < planned for planned, rate in pairs) and self._lost > TOLERATED * self._passed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,8 @@ from solar.service.window_planner import WindowPlanner
 from solar.values import PartScript, RunPart
 
 ENTRIES = 64  # batches of a job that are announced together
-AHEAD_STRETCHES = 2  # stretches that the Run is told of before it needs them
+MOST_TOLD = 2 * STEPS_TOLD  # steps that the Run is told of before it begins to read them
+FEW = 4  # of them where it has no room for more: whoever comes gets its batches after all that were told
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 
 
@@ -178,12 +181,16 @@ class Scheduler:
 
     def _carry_out(self, window: Window) -> None:
         """Gives the Run a window, stretch by stretch, until jobs come or go or more of an order is known."""
-        afresh, off = True, False
+        afresh, off, told, alone = True, False, False, self.cluster.ranks == 1
         with self.changed:
             self.slack.begin(window.costs)
             for member in window.members:
                 member.member.rate = member.rate
-        last = window.passes.segments.stop - 1
+        number, last = 0, window.passes.segments.stop - 1
+
+        def news() -> bool:
+            return alone and told and self._to_be_planned_anew(window, number / max(1, last))
+
         for number in window.passes.segments:
             scripts, made = window.passes.scripts(number), window.passes.segment(number)
             slots = made.sizes
@@ -192,22 +199,40 @@ class Scheduler:
                 terms = [(part.direct, part.ahead, part.gap) for part in window.parts]  # the Run may hold anything
                 scripts = [one._replace(afresh=of) for one, of in zip(scripts, terms, strict=True)]
                 afresh = False
-            for begin, end, some in split_script(scripts, made.planned, STEPS_TOLD):
+            for begin, end, some in split_script(scripts, made.planned, partial(self._steps_to_tell, news)):
                 with self.changed:
-                    self.changed.wait_for(lambda: self._closing or len(self.queue.given) < AHEAD_STRETCHES * STEPS_TOLD)
-                    nobody = self.cluster.ranks == 1 and all(one.member.left for one in window.members)
-                    if self._closing or nobody:
+                    nobody = alone and all(one.member.left for one in window.members)
+                    if self._closing or nobody or news():
                         return
                     steps = [
                         PlannedStep(*one) for one in zip(slots[begin:end].tolist(), shares[begin:end], strict=True)
                     ]
                     self._append(steps, slots[begin:end], some, parcels_of(made.parcels, begin, end))
+                    told = True
                     off = off or self.slack.is_off(window.members)
-                    if off and self.cluster.ranks == 1:
+                    if off and alone:
                         return
             anew = off or self._to_be_planned_anew(window, number / max(1, last))
             if any(one.value for one in self.cluster.all(anew)):
                 return
+
+    def _steps_to_tell(self, news: Callable[[], bool]) -> int:
+        """Waits until the Run may be told of more steps, or for news. Returns of how many."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._closing or len(self.queue.given) < self._most_told() or news())
+            whole = self.cluster.ranks > 1 or len(self.queue.given) + STEPS_TOLD <= self._most_told()
+            return STEPS_TOLD if whole else FEW
+
+    def _most_told(self) -> int:
+        """Returns how many steps the Run may be told of: those that have room beside the announced ones, and a few.
+
+        Where nodes plan together, a plan is changed only between segments, and all of one is told as soon as it can be.
+        """
+        given, announced = self.queue.given, len(self.queue.announced)
+        if not given or self.cluster.ranks > 1:
+            return MOST_TOLD
+        room = self.planner.used // max(1, self.opened.sample_nbytes * given[-1].slots)
+        return min(MOST_TOLD, max(FEW, min(room, ENTRIES - 1) - announced))
 
     def _to_be_planned_anew(self, window: Window, done: float) -> bool:
         """Returns whether to plan the rest of a window anew, `done` of which is done, with what was sent since.

@@ -243,8 +243,8 @@ class SharedReader(Scheduler):
             with suppress(BlockingIOError):
                 os.eventfd_read(self.bell)
             with self.changed:
-                waiting = any(one.waiting and one.announced < one.planned for one in self.members)
-                elsewhere = self.cluster.waiting(waiting)
+                waits = max((1 + (one.announced < one.planned) for one in self.members if one.waiting), default=0)
+                elsewhere = self.cluster.waiting(waits)
                 room = len(self.queue.announced) < ENTRIES - 1
                 self.slack.look(self.pool.waited, room, self.members, holders, elsewhere)
                 self._give_back()

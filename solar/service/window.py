@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -131,14 +131,13 @@ class Share:
 
 
 def split_script(
-    scripts: list[PartScript], uses: SampleUses, steps: int
+    scripts: list[PartScript], uses: SampleUses, steps: Callable[[], int]
 ) -> Iterator[tuple[int, int, list[PartScript]]]:
-    """Returns each stretch with its first step and its end. Samples of several rows stay whole."""
-    every = len(uses.starts) - 1
-    if any(isinstance(one.script.rows, Listing) for one in scripts):
-        steps = every
-    for begin in range(0, every, max(1, steps)):
-        end = min(begin + steps, every)
+    """Returns each stretch, of so many steps, with its first step and its end. Samples of several rows stay whole."""
+    every, end = len(uses.starts) - 1, 0
+    whole = any(isinstance(one.script.rows, Listing) for one in scripts)
+    while (begin := end) < every:
+        end = every if whole else min(begin + steps(), every)
         yield begin, end, scripts if end - begin == every else [cut_part(one, begin, end) for one in scripts]
 
 

@@ -728,6 +728,8 @@ def may_lose(world: World, training: Training, own: float) -> float:
     slowest = max(one.seconds for one in world.trainings)
     calm = 2.0 + (1 + training.epochs) * max(world.slack, 4 * slowest) + own * TOLERATED / (1 - TOLERATED)
     calm += world.disk.stood + world.wire.stood
+    if world.nodes > 1:  # whoever comes waits for all steps that were told, once
+        calm += (scheduler.MOST_TOLD + scheduler.STEPS_TOLD) * slowest
     if world.nodes > 1 and world.service_ends[0] == "killed":  # the others close what they read together
         calm += KNOWN_AFTER + 2 * exchange.LAST_WORDS
     if not (world.service_pauses or world.disk.hangs or world.disk.fails or world.wire.late or world.disk.late):
