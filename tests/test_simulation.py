@@ -27,6 +27,7 @@ FAILED = {
     10127: "a bell that was closed was handed to a job",
     20571: "an epoch that was told late waited for 46 steps of others",
     21550: "a training that came waited for 46 slow steps of others",
+    31566: "a rank that asked whether another has closed sent that between the head and the rows of a batch",
     153: "a training that stood still in the middle of an answer took the service for gone",
 }
 QUICKLY_FOUND = ("a service keeps what it was handed open", "a step is freed when the first job has copied it")

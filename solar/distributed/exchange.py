@@ -347,6 +347,7 @@ class TransferThreads:
         self._running, self._mail, self._underway = running, mail, underway
         self._arrays = letters  # which arrays of a batch each of its letters has
         self._outgoing: deque[Batch] = deque()
+        self._sending = threading.Lock()  # a message goes in one piece, whoever else sends one
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
         self._over = self._freed = False
         self._poster_frees: bool | None = None  # whether the poster frees all at its end; None: undecided
@@ -474,12 +475,13 @@ class TransferThreads:
 
     def _letter(self, batch: Batch, peer: int, head: Head, pieces: Sequence[Bytes] = ()) -> None:
         try:
-            if head.kind in (ROWS, FAILED):
-                with self._underway.changed:
-                    head = self.peers.ending.sends(peer, head)
-            for piece in (_bytes(np.array(head, np.int64)), *pieces):
-                if piece.nbytes:
-                    batch.letters.append((peer, self._mail.send(peer, piece)))
+            with self._sending:
+                if head.kind in (ROWS, FAILED):
+                    with self._underway.changed:
+                        head = self.peers.ending.sends(peer, head)
+                for piece in (_bytes(np.array(head, np.int64)), *pieces):
+                    if piece.nbytes:
+                        batch.letters.append((peer, self._mail.send(peer, piece)))
         except Gone as error:
             self.peers.lost(peer, error)
 

@@ -118,6 +118,9 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "a rank that has closed does not answer": Mutant(
         "solar.distributed.ending", "Ending.is_asked", "return self._closed", "return False"
     ),
+    "a question goes between the head and the rows of another message": Mutant(
+        "solar.distributed.exchange", "TransferThreads._letter", "with self._sending:", "if True:"
+    ),
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
     ),
