@@ -217,9 +217,15 @@ LATER = "samples a second, later epochs"
 Gain = tuple[str, str, float]  # what was read, beside whom, and how many times as fast solar is
 
 
+def opening(wide: int, high: int) -> str:
+    """The first tag of a picture: with both sides, by which a browser keeps its place before it is there."""
+    sides = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {sides} role="img">'
+
+
 def themed(wide: int, high: int, title: str, theme: Theme, parts: Iterable[str]) -> str:
     """A picture without a style sheet, so that whatever draws it draws it alike."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" role="img">'
+    head = opening(wide, high)
     text = f'<g font-family="system-ui,sans-serif" font-size="13" fill="{theme.text}">'
     ground = f'<rect width="{wide}" height="{high}" rx="6" fill="{theme.ground}"/>'
     headed = words(16, 26, title, size=16, weight=600)
@@ -420,7 +426,7 @@ def reported(name: str, theme: Theme) -> str:
     drawn = gallery.report_svg(name).replace("currentColor", theme.text)
     wide, high = (int(re.findall(rf' {side}="(\d+)"', drawn)[0]) + 24 for side in ("width", "height"))
     inner = drawn.replace("<svg ", '<svg x="12" y="12" ', 1)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" role="img">'
+    head = opening(wide, high)
     return grounded(f"{head}{inner}</svg>", "What the time of each epoch went to", theme) + "\n"
 
 
@@ -541,7 +547,7 @@ def _axes(left: int, top: int, wide: int, high: int, upward: str, along: str) ->
 
 
 def _svg(wide: int, high: int, title: str, parts: Iterable[str], style: str = STYLE) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" role="img">'
+    head = opening(wide, high)
     ground = f'<rect width="{wide}" height="{high}" rx="6" fill="#fff"/>' if style == STYLE else ""
     return "\n".join((head, f"<title>{html.escape(title)}</title>", style + ground, *parts, "</svg>\n"))
 

@@ -284,19 +284,21 @@ def test_who_comes_beside_a_slow_training_waits_for_few_of_its_batches(
                 next(begun)
             there.set()
 
-    with serving(scan, where=tmp_path, memory=1 << 18, slack=60.0) as service:
-        with DataLoader(data, 8, sampler=PlanSampler(data, seed=1), service=str(service.path), buffer=0) as loader:
-            slow = iter(loader)
-            for _ in range(20):
-                next(slow)
-            time.sleep(0.2)  # until no more is told, for want of room
-            newcomer = threading.Thread(target=come)
-            newcomer.start()
-            taken = 0
-            while not there.wait(0.05):
-                next(slow)
-                taken += 1
-            newcomer.join()
+    with (
+        serving(scan, where=tmp_path, memory=1 << 18, slack=60.0) as service,
+        DataLoader(data, 8, sampler=PlanSampler(data, seed=1), service=str(service.path), buffer=0) as loader,
+    ):
+        slow = iter(loader)
+        for _ in range(20):
+            next(slow)
+        time.sleep(0.2)  # until no more is told, for want of room
+        newcomer = threading.Thread(target=come)
+        newcomer.start()
+        taken = 0
+        while not there.wait(0.05):
+            next(slow)
+            taken += 1
+        newcomer.join()
     assert 0 < taken <= 3 * FEW
 
 
