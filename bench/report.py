@@ -182,7 +182,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "limits"): limits(),
         ("../bench/results/readers.md", "readers"): readers(),
         ("benchmarks.md", "loader"): tables.loader_costs(records.read(RESULTS / "loader.jsonl")),
-        ("benchmarks.md", "shapes"): shapes(),
+        ("../bench/results/readers.md", "shapes"): shapes(),
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "accelerators"): accelerators.accelerators(records.quoted("accelerators"), every),
@@ -191,7 +191,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl"), hidden=True),
         ("measured.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("measured.md", "serve"): tables.serve(records.quoted("serve")),
-        ("measured.md", "serve_nodes"): serve_nodes.table(records.quoted("serve_nodes")),
+        ("../bench/results/readers.md", "serve_nodes"): serve_nodes.table(records.quoted("serve_nodes")),
         ("measured.md", "training"): training.measured(records.quoted("training")),
         ("measured.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
         ("measured.md", "trained"): orders_tables.training(records.read(RESULTS / "orders.jsonl")),  # not of times

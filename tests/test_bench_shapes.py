@@ -155,6 +155,6 @@ def test_others_have_as_much_memory_or_less_and_the_worst_ratio_comes_first(benc
 
 def test_every_scene_is_recorded_by_a_step_and_has_its_row_in_the_page(bench: Any) -> None:
     scenes = bench("bench.shapes_data").scenes()
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    page = (ROOT / "bench" / "results" / "readers.md").read_text()
     assert all(f"| {scene.title}" in page for scene in scenes.values())
     assert set(bench("bench.shapes").LABELS) >= {peer for scene in scenes.values() for peer in scene.peers}
