@@ -162,11 +162,12 @@ def about(found: Iterable[Situation]) -> str:
     """When and where these were measured, and of which epochs."""
     used = [each.record for one in found for each in one[1:4]]
     days = sorted({one["made"][:10] for one in used})
+    when = f"from {days[0]} to {days[-1]}" if len(days) > 1 else f"on {days[0]}"
     on = sorted({machine(one) for one in used if "machine" in one})
     runs = [one["ends"][-1] for one in used if one.get("bench") == "buffer" and not buffer_tables.is_part(one)]
     single = " Each reader ran once." if all(len(one.get("rates", ())) < 2 for one in used) else ""
     return (
-        f"Samples a second over the epochs after the first. Measured from {days[0]} to {days[-1]} on {'; '.join(on)}. "
+        f"Samples a second over the epochs after the first. Measured {when} on {'; '.join(on)}. "
         "The disks are emulated: 1 ms, 1 GB/s, 500 requests a second. First batch: seconds from the first import on, "
         "in the order of the three readers; a dash where only a part of a run was timed. Where memory is limited, "
         f"whole runs took {min(runs):.0f} to {max(runs):.0f} s; of longer ones a part was timed.{single}"
