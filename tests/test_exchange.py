@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import exchange_kit as kit
 import mpi_kit
+import numpy as np
 import pytest
 
-from solar.distributed.exchange import Batch, PendingExchange, mail
+from solar.distributed.ending import ASK, ROWS, Head
+from solar.distributed.exchange import Batch, PendingExchange, TransferThreads, mail
 from solar.errors import PlanError, ReadError
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
@@ -230,3 +234,27 @@ def test_without_what_carries_letters_there_is_no_mail(
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(PlanError, match=text):
         mail(by)
+
+
+def test_no_other_message_comes_between_the_head_and_the_rows_of_one() -> None:
+    """Ranks that wait ask others whether they have closed, from a thread of their own."""
+    sent, asking = list[int](), list[threading.Thread]()
+
+    def send(peer: int, letter: Any) -> None:
+        sent.append(letter.nbytes)
+        if not asking:  # now, when of a message only the head is on its way
+            asking.append(threading.Thread(target=threads._letter, args=(Batch(0), 1, Head(ASK))))
+            asking[0].start()
+            asking[0].join(0.1)
+
+    threads = TransferThreads.__new__(TransferThreads)
+    vars(threads).update(
+        _sending=threading.Lock(),
+        _mail=SimpleNamespace(send=send),
+        _underway=SimpleNamespace(changed=threading.Condition()),
+        peers=SimpleNamespace(ending=SimpleNamespace(sends=lambda peer, head: head)),
+    )
+    threads._letter(Batch(3), 1, Head(ROWS, 3, 0, 2), [np.zeros(7, np.uint8)])
+    asking[0].join()
+    head = 8 * len(Head._fields)
+    assert sent == [head, 7, head]
