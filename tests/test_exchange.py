@@ -249,10 +249,9 @@ def test_no_other_message_comes_between_the_head_and_the_rows_of_one() -> None:
 
     threads = TransferThreads.__new__(TransferThreads)
     vars(threads).update(
-        _sending=threading.Lock(),
         _mail=SimpleNamespace(send=send),
         _underway=SimpleNamespace(changed=threading.Condition()),
-        peers=SimpleNamespace(ending=SimpleNamespace(sends=lambda peer, head: head)),
+        peers=SimpleNamespace(sending=threading.Lock(), ending=SimpleNamespace(sends=lambda peer, head: head)),
     )
     threads._letter(Batch(3), 1, Head(ROWS, 3, 0, 2), [np.zeros(7, np.uint8)])
     asking[0].join()

@@ -18,7 +18,7 @@ from serve_kit import PATIENT, scan, serving, soon
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.planning.pass_uses import SampleUses, shared_steps
 from solar.service.pace import StragglerPolicy, rates, typical
-from solar.service.scheduler import FEW
+from solar.service.scheduler import FEW_TOLD
 from solar.service.shared_reader import SharedReader
 from solar.service.window import JobOrder, Member, Pace, own_of, shares_of, take_turns
 
@@ -299,7 +299,7 @@ def test_who_comes_beside_a_slow_training_waits_for_few_of_its_batches(
             next(slow)
             taken += 1
         newcomer.join()
-    assert 0 < taken <= 3 * FEW
+    assert 0 < taken <= 3 * FEW_TOLD
 
 
 def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(

@@ -239,6 +239,7 @@ class ExchangePeers:
         self.due: dict[int, deque[DueTransfer]] = defaultdict(deque)  # by peer
         self.ending = Ending(rank, ranks)
         self.broken = ""  # the error that others are told with END
+        self.sending = threading.Lock()  # a message goes in one piece, whoever else sends one
         self._underway, self._running, self._ended = underway, running, ended
         self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
         self._seen_ended: dict[int, float] = {}  # peers, and since when their processes are known to have ended
@@ -347,7 +348,6 @@ class TransferThreads:
         self._running, self._mail, self._underway = running, mail, underway
         self._arrays = letters  # which arrays of a batch each of its letters has
         self._outgoing: deque[Batch] = deque()
-        self._sending = threading.Lock()  # a message goes in one piece, whoever else sends one
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
         self._over = self._freed = False
         self._poster_frees: bool | None = None  # whether the poster frees all at its end; None: undecided
@@ -475,7 +475,7 @@ class TransferThreads:
 
     def _letter(self, batch: Batch, peer: int, head: Head, pieces: Sequence[Bytes] = ()) -> None:
         try:
-            with self._sending:
+            with self.peers.sending:
                 if head.kind in (ROWS, FAILED):
                     with self._underway.changed:
                         head = self.peers.ending.sends(peer, head)

@@ -38,7 +38,7 @@ from solar.values import PartScript, RunPart
 
 ENTRIES = 64  # batches of a job that are announced together
 MOST_TOLD = 2 * STEPS_TOLD  # steps that the Run is told of before it begins to read them
-FEW = 4  # of them where it has no room for more: whoever comes gets its batches after all that were told
+FEW_TOLD = 4  # of them where it has no room for more: whoever comes gets its batches after all that were told
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 
 
@@ -221,7 +221,7 @@ class Scheduler:
         with self.changed:
             self.changed.wait_for(lambda: self._closing or len(self.queue.given) < self._most_told() or news())
             whole = self.cluster.ranks > 1 or len(self.queue.given) + STEPS_TOLD <= self._most_told()
-            return STEPS_TOLD if whole else FEW
+            return STEPS_TOLD if whole else FEW_TOLD
 
     def _most_told(self) -> int:
         """Returns how many steps the Run may be told of: those that have room beside the announced ones, and a few.
@@ -232,7 +232,7 @@ class Scheduler:
         if not given or self.cluster.ranks > 1:
             return MOST_TOLD
         room = self.planner.used // max(1, self.opened.sample_nbytes * given[-1].slots)
-        return min(MOST_TOLD, max(FEW, min(room, ENTRIES - 1) - announced))
+        return min(MOST_TOLD, max(FEW_TOLD, min(room, ENTRIES - 1) - announced))
 
     def _to_be_planned_anew(self, window: Window, done: float) -> bool:
         """Returns whether to plan the rest of a window anew, `done` of which is done, with what was sent since.

@@ -119,7 +119,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "solar.distributed.ending", "Ending.is_asked", "return self._closed", "return False"
     ),
     "a question goes between the head and the rows of another message": Mutant(
-        "solar.distributed.exchange", "TransferThreads._letter", "with self._sending:", "if True:"
+        "solar.distributed.exchange", "TransferThreads._letter", "with self.peers.sending:", "if True:"
     ),
     "an exchange keeps its memory after its end": Mutant(
         "solar.distributed.exchange", "TransferThreads._closed", "if not self._open and self in _left", "if False"
