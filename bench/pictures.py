@@ -312,7 +312,7 @@ def storages() -> str:
 
 def gains(found: Sequence[Gain], title: str) -> str:
     """A point for each: left of the line the other reader is faster, right of it solar is."""
-    left = 30 + round(5.8 * max(len(one[0]) for one in found))
+    left = 30 + round(6.4 * max(len(one[0]) for one in found))
     wide, top, each, theme = 300, 44, 17, LIGHT
     scale, foot = Scale.of((one[2] for one in found), left, wide), top + each * len(found) + 6
     parts = [*scale.lines((0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), top, foot, theme)]

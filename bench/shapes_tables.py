@@ -68,18 +68,20 @@ def by_variant(found: Iterable[Record]) -> dict[Key, list[Record]]:
 def beside_formats(found: Iterable[Record]) -> list[tuple[str, str, float]]:
     """Where another format was read, too: the samples and the memory, the best of the formats, and solar's gain on it.
 
-    Where solar chooses its memory, so do the others. Memory for all the data is left out: formats keep nothing in it,
+    Where solar chooses its memory, so do the others, and a stage is left out. Memory for all the data is left out: formats keep nothing in it,
     and a copy in RAM, which does, is none.
     """
     made = []
     for of in by_variant(found).values():
-        for ours in (one for one in of if one["peer"] == "solar" and one["share"] != 1):
-            share = ours["share"]
+        for ours in (one for one in of if one["peer"] in OURS and one["share"] != 1):
+            share, stage = ours["share"], ", a stage" if ours["peer"] == "solar_stage" else ""
+            if stage and share is None:
+                continue  # the picture is long enough
             beside = [one for one in others(of) if one["peer"] in FORMATS and (share is None or one["share"] <= share)]
             if beside:
                 best = max(beside, key=lambda one: one["later"])
                 memory = "as each likes" if share is None else f"for {share:.0%}"
-                made.append((f"{named(ours)}, memory {memory}", best["label"], ours["later"] / best["later"]))
+                made.append((f"{named(ours)}, memory {memory}{stage}", best["label"], ours["later"] / best["later"]))
     return sorted(made, key=lambda one: one[2])
 
 
