@@ -68,8 +68,8 @@ def by_variant(found: Iterable[Record]) -> dict[Key, list[Record]]:
 def beside_formats(found: Iterable[Record]) -> list[tuple[str, str, float]]:
     """Where another format was read, too: the samples and the memory, the best of the formats, and solar's gain on it.
 
-    Where solar chooses its memory, so do the others, and a stage is left out. Memory for all the data is left out: formats keep nothing in it,
-    and a copy in RAM, which does, is none.
+    Where solar chooses its memory, so do the others, and a stage is left out. Memory for all the data is left out:
+    formats keep nothing in it, and a copy in RAM, which does, is none.
     """
     made = []
     for of in by_variant(found).values():
