@@ -318,7 +318,7 @@ def last(by: str, path: str) -> dict[str, Any]:
     module.log.setLevel("INFO")
     module.log.addFilter(lambda record: lines.append(record.getMessage()) is not None)
     if this.rank == 0:
-        time.sleep(3)
+        time.sleep(3)  # so that the other one has waited in vain for its last words
     else:
         module.LAST_WORDS = 0.5
     this.exchange.close()

@@ -170,7 +170,7 @@ def test_batches_of_a_service_take_few_calls_and_are_those_of_the_long_way(
                 epoch, states, few = list[Any](), [], []
                 batches = iter(loader)
                 for _ in range(SAMPLES // BATCH):
-                    time.sleep(1e-3)
+                    time.sleep(1e-3)  # the next batch is there then: calls that wait are not counted
                     few.append(calls(batches, epoch))
                     states.append(loader.state_dict())
                     assert goes_straight(batches) == (not long_way) or len(epoch) > SAMPLES // BATCH - 9
