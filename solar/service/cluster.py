@@ -76,7 +76,7 @@ class SingleNode:
         return made
 
     def waiting(self, here: int) -> int:
-        """Returns for what jobs of other nodes wait, of this one `here`: 0, nothing; 1, a plan; 2, planned batches."""
+        """Returns for what jobs of other nodes wait, of this one `here`: see pace.FOR_A_PLAN; 0 for nothing."""
         return 0
 
     def end(self, why: str) -> None:

@@ -14,6 +14,7 @@ ALIKE = 1.5  # paces that differ by less are planned as one, so that who wants t
 TOLERATED = 0.2  # of the time: who holds back others for a larger part of it has used up the slack some day
 PAUSE = 8  # times what a batch takes mostly: of a longer break no more than that counts
 LEAST_SECONDS = 2e-3  # seconds of a batch: who takes less is as fast as all who do, and as processors have time
+FOR_A_PLAN, FOR_BATCHES = 1, 2  # what jobs of a node wait for, if for anything: a plan, or batches that are planned
 KNOWN, STEPS_KNOWN = 4, 8  # batches, and steps, of which a pace is told
 STEPS_FIRST = 16  # after which a plan may be changed for paces alone
 
@@ -78,8 +79,8 @@ class StragglerPolicy:
         """Notes what has happened since the last call.
 
         `waited` is for how long there has been no room for another step; `room`: there is room to announce one;
-        `holders` had not made the oldest step that was kept at the last call; `elsewhere`: jobs of other nodes wait, of
-        1 for a plan, of 2 for planned batches.
+        `holders` had not made the oldest step that was kept at the last call; `elsewhere`: what jobs of other
+        nodes wait for, FOR_A_PLAN or FOR_BATCHES; 0 for nothing.
         """
         now = clock()
         passed, self._at = now - self._at, now
@@ -94,14 +95,16 @@ class StragglerPolicy:
 
         for one in members:
             made, holds = one.pace.look(now, one.ledger), full if one in holders else 0.0
-            one.pace.stood = one.pace.stood + holds if holds and not made and waits_for(one, waiting, 1) else 0.0
-            if holds and waits_for(one, planned, 2) and self._is_late(one):
+            one.pace.stood = (
+                one.pace.stood + holds if holds and not made and waits_for(one, waiting, FOR_A_PLAN) else 0.0
+            )
+            if holds and waits_for(one, planned, FOR_BATCHES) and self._is_late(one):
                 one.pace.held += holds
             else:
                 one.pace.held = max(0.0, one.pace.held - passed * TOLERATED / (1 - TOLERATED))
         self._passed += passed
         self._full += full
-        self._lost += full if planned or elsewhere == 2 else 0.0
+        self._lost += full if planned or elsewhere == FOR_BATCHES else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
         """Returns the jobs that the others no longer wait for. `holders` still need the oldest step."""

@@ -28,6 +28,7 @@ from solar.planning.pass_uses import SampleUses
 from solar.planning.served import least_of
 from solar.service.cluster import Cluster, SingleNode
 from solar.service.nodes import Nodes
+from solar.service.pace import FOR_A_PLAN, FOR_BATCHES
 from solar.service.scheduler import ENTRIES, PlannedStep, Scheduler
 from solar.service.shared_data import SharedData
 from solar.service.window import JobOrder, Member, Pace
@@ -243,7 +244,9 @@ class SharedReader(Scheduler):
             with suppress(BlockingIOError):
                 os.eventfd_read(self.bell)
             with self.changed:
-                waits = max((1 + (one.announced < one.planned) for one in self.members if one.waiting), default=0)
+                there = [one for one in self.members if one.waiting]
+                planned = any(one.announced < one.planned for one in there)
+                waits = FOR_BATCHES if planned else FOR_A_PLAN if there else 0
                 elsewhere = self.cluster.waiting(waits)
                 room = len(self.queue.announced) < ENTRIES - 1
                 self.slack.look(self.pool.waited, room, self.members, holders, elsewhere)
